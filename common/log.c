@@ -1,0 +1,130 @@
+#include "log.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "clock.h"
+
+#define LINE_MAX_BYTES 2048
+
+static struct {
+    const char *program;
+    enum rv_log_level level;
+    bool journal;
+    uint64_t dropped;
+} state = {.program = "resvisor", .level = RV_LOG_INFO};
+
+static const struct {
+    const char *word;
+    char journal;
+} levels[] = {
+    [RV_LOG_ERROR] = {"error", '3'},
+    [RV_LOG_WARNING] = {"warning", '4'},
+    [RV_LOG_INFO] = {"info", '6'},
+    [RV_LOG_DEBUG] = {"debug", '7'},
+};
+
+void rv_log_init(const char *program, enum rv_log_level level)
+{
+    state.program = program;
+    state.level = level;
+    state.journal = getenv("JOURNAL_STREAM") != NULL;
+}
+
+bool rv_log_level_parse(const char *text, enum rv_log_level *ret_level)
+{
+    for (unsigned i = 0; i < sizeof(levels) / sizeof(levels[0]); i++) {
+        if (strcmp(text, levels[i].word) == 0) {
+            *ret_level = (enum rv_log_level)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Standard error may be a pipe whose reader stands still, and may be shared with programs that want it blocking: so ask
+ * before writing instead of setting O_NONBLOCK. A line is under PIPE_BUF, and a writable pipe takes that many whole. */
+static bool write_line(const char *line, size_t length)
+{
+    struct pollfd pfd = {.fd = STDERR_FILENO, .events = POLLOUT};
+    ssize_t n;
+
+    if (poll(&pfd, 1, 0) != 1 || !(pfd.revents & POLLOUT))
+        return false;
+    do {
+        n = write(STDERR_FILENO, line, length);
+    } while (n < 0 && errno == EINTR);
+    return n == (ssize_t)length;
+}
+
+static size_t line_start(char *line, enum rv_log_level level, const char *program)
+{
+    struct timespec ts = {0};
+    struct tm tm = {0};
+    size_t n;
+
+    if (state.journal)
+        return (size_t)snprintf(line, LINE_MAX_BYTES, "<%c>%s: ", levels[level].journal, program);
+    (void)clock_gettime(CLOCK_REALTIME, &ts);
+    (void)localtime_r(&ts.tv_sec, &tm);
+    n = strftime(line, LINE_MAX_BYTES, "%Y-%m-%d %H:%M:%S", &tm);
+    n += (size_t)snprintf(line + n, LINE_MAX_BYTES - n, ".%03ld %-7s %s: ", ts.tv_nsec / 1000000, levels[level].word,
+                          program);
+    return n;
+}
+
+static void line_end(char *line, size_t length)
+{
+    if (length > LINE_MAX_BYTES - 2)
+        length = LINE_MAX_BYTES - 2;
+    line[length] = '\n';
+    if (state.dropped) {
+        char note[LINE_MAX_BYTES];
+        size_t n = line_start(note, RV_LOG_WARNING, state.program);
+
+        n += (size_t)snprintf(note + n, sizeof(note) - n, "%llu log lines were lost: the reader of the log stood still\n",
+                              (unsigned long long)state.dropped);
+        if (!write_line(note, n)) {
+            state.dropped++;
+            return;
+        }
+        state.dropped = 0;
+    }
+    if (!write_line(line, length + 1))
+        state.dropped++;
+}
+
+void rv_log(enum rv_log_level level, const char *format, ...)
+{
+    char line[LINE_MAX_BYTES];
+    int saved = errno;
+    size_t n;
+    int m;
+    va_list ap;
+
+    if (level > state.level)
+        return;
+    n = line_start(line, level, state.program);
+    va_start(ap, format);
+    m = vsnprintf(line + n, sizeof(line) - n, format, ap);
+    va_end(ap);
+    line_end(line, m < 0 ? n : n + (size_t)m);
+    errno = saved;
+}
+
+void rv_log_relay(const char *program, const char *text, uint64_t length)
+{
+    char line[LINE_MAX_BYTES];
+    size_t n = line_start(line, RV_LOG_INFO, program);
+
+    if (length > sizeof(line) - n - 1)
+        length = sizeof(line) - n - 1;
+    memcpy(line + n, text, length);
+    line_end(line, n + length);
+}

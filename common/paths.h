@@ -1,0 +1,15 @@
+/* Where the programs of one installation find each other: relative to the running program, in the build tree and under
+ * any prefix alike. Any process; allocates nothing. */
+#ifndef RV_PATHS_H
+#define RV_PATHS_H
+
+#include <stddef.h>
+
+/*
+ * Writes the absolute path of an installed program or executor. where: RV_BIN, RV_LIBEXEC or RV_EXECUTORS.
+ * 0, -ENAMETOOLONG, or what readlink of /proc/self/exe says.
+ */
+enum rv_place { RV_BIN, RV_LIBEXEC, RV_EXECUTORS };
+int rv_installed_path(enum rv_place where, const char *name, char *buffer, size_t size);
+
+#endif

@@ -1,0 +1,359 @@
+#include "peer.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <event2/event.h>
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/queue.h>
+#include <unistd.h>
+
+#define PEER_MAGIC 0x70656572u
+
+struct out_frame {
+    STAILQ_ENTRY(out_frame) link;
+    uint8_t *bytes;
+    uint32_t length;
+    unsigned fd_count;
+    int fds[RV_FRAME_FDS_MAX];
+};
+
+STAILQ_HEAD(out_queue, out_frame);
+
+struct rv_peer {
+    unsigned magic;
+    int socket;
+    struct event *read_event, *write_event;
+    struct event *timer_event; /* sends again when the reader of a descriptor was slow */
+    struct event *close_event; /* ends the peer on the next turn */
+    const struct rv_peer_handlers *handlers;
+    void *context;
+    struct out_queue queue;
+    unsigned queued_frames, queued_fds;
+    uint32_t queued_bytes;
+    const char *drop_reason; /* not NULL: ends on the next turn of the loop */
+    unsigned depth;          /* callbacks of this peer on the stack */
+    bool destroyed;          /* free it when depth is 0 */
+};
+
+static uint64_t bad_frames;
+
+uint64_t rv_peer_bad_frames(void)
+{
+    return bad_frames;
+}
+
+static void out_frame_free(struct out_frame *out)
+{
+    for (unsigned i = 0; i < out->fd_count; i++)
+        (void)close(out->fds[i]);
+    free(out->bytes);
+    free(out);
+}
+
+static void peer_free(struct rv_peer *peer)
+{
+    struct out_frame *out;
+
+    while ((out = STAILQ_FIRST(&peer->queue))) {
+        STAILQ_REMOVE_HEAD(&peer->queue, link);
+        out_frame_free(out);
+    }
+    if (peer->read_event)
+        event_free(peer->read_event);
+    if (peer->write_event)
+        event_free(peer->write_event);
+    if (peer->timer_event)
+        event_free(peer->timer_event);
+    if (peer->close_event)
+        event_free(peer->close_event);
+    if (peer->socket >= 0)
+        (void)close(peer->socket);
+    peer->magic = 0;
+    free(peer);
+}
+
+static void peer_leave(struct rv_peer *peer)
+{
+    if (--peer->depth == 0 && peer->destroyed)
+        peer_free(peer);
+}
+
+void rv_peer_destroy(struct rv_peer *peer)
+{
+    if (!peer)
+        return;
+    assert(peer->magic == PEER_MAGIC);
+    if (peer->destroyed)
+        return;
+    peer->destroyed = true;
+    (void)event_del(peer->read_event);
+    (void)event_del(peer->write_event);
+    (void)event_del(peer->timer_event);
+    (void)event_del(peer->close_event);
+    if (peer->depth == 0)
+        peer_free(peer);
+}
+
+/* Sends from the head of the queue. -EAGAIN = the socket is full; -EBUSY = the reader must first take what was sent. */
+static int send_queue(struct rv_peer *peer)
+{
+    struct out_frame *out;
+
+    while ((out = STAILQ_FIRST(&peer->queue))) {
+        int unread = 0, r;
+
+        /* Descriptors in flight count against the user's limit: one frame of them at a time. */
+        if (out->fd_count && ioctl(peer->socket, SIOCOUTQ, &unread) == 0 && unread > 0)
+            return -EBUSY;
+        r = rv_frame_send_packed(peer->socket, out->bytes, out->length, out->fds, out->fd_count);
+        if (r < 0)
+            return r;
+        STAILQ_REMOVE_HEAD(&peer->queue, link);
+        peer->queued_frames--;
+        peer->queued_bytes -= out->length;
+        peer->queued_fds -= out->fd_count;
+        out_frame_free(out);
+    }
+    return 0;
+}
+
+/* Sends what can be sent and arms what has to be waited for. */
+static void push(struct rv_peer *peer)
+{
+    static const struct timeval unread_poll = {0, 2000}; /* a reader's taking is no event here: look again */
+    int r = send_queue(peer);
+
+    if (r == -EAGAIN)
+        (void)event_add(peer->write_event, NULL);
+    else if (r == -EBUSY)
+        (void)event_add(peer->timer_event, &unread_poll);
+    else if (r < 0)
+        rv_peer_drop(peer, "its socket is dead");
+}
+
+static void on_push(int socket, short what, void *context)
+{
+    (void)socket;
+    (void)what;
+    push(context);
+}
+
+static void on_close(int socket, short what, void *context)
+{
+    struct rv_peer *peer = context;
+
+    (void)socket;
+    (void)what;
+    peer->depth++;
+    if (!peer->destroyed) {
+        (void)send_queue(peer); /* the reason for the drop is often a reply that waits here */
+        peer->handlers->on_close(peer, peer->drop_reason ? peer->drop_reason : "it closed", peer->context);
+        rv_peer_destroy(peer);
+    }
+    peer_leave(peer);
+}
+
+void rv_peer_drop(struct rv_peer *peer, const char *why)
+{
+    static const struct timeval at_once = {0, 0};
+
+    if (peer->destroyed || peer->drop_reason)
+        return;
+    peer->drop_reason = why;
+    (void)event_del(peer->read_event);
+    (void)event_del(peer->write_event);
+    (void)event_add(peer->close_event, &at_once);
+}
+
+/* One frame in. false = no more for now. */
+static bool receive_one(struct rv_peer *peer)
+{
+    struct rv_frame frame = RV_FRAME_INIT;
+    const char *why = "";
+    int r = rv_frame_receive(peer->socket, &frame, &why);
+
+    if (r == -EAGAIN)
+        return false;
+    if (r == 1) {
+        peer->handlers->on_frame(peer, &frame, peer->context);
+        rv_frame_fini(&frame);
+        return !peer->destroyed && !peer->drop_reason;
+    }
+    if (r == -EPROTO)
+        bad_frames++;
+    rv_peer_drop(peer, r == 0 ? "it closed" : r == -EPROTO || r == -ENOMEM ? why : "its socket is dead");
+    return false;
+}
+
+static void on_read(int socket, short what, void *context)
+{
+    struct rv_peer *peer = context;
+
+    (void)socket;
+    (void)what;
+    assert(peer->magic == PEER_MAGIC);
+    peer->depth++;
+    for (unsigned i = 0; i < RV_PEER_TURN && receive_one(peer); i++)
+        ;
+    peer_leave(peer);
+}
+
+void rv_peer_drain(struct rv_peer *peer)
+{
+    peer->depth++;
+    while (!peer->destroyed && !peer->drop_reason && receive_one(peer))
+        ;
+    peer_leave(peer);
+}
+
+struct rv_peer *rv_peer_create(struct event_base *base, int socket, const struct rv_peer_handlers *handlers,
+                               void *context)
+{
+    struct rv_peer *peer = calloc(1, sizeof(*peer));
+    int flags = fcntl(socket, F_GETFL);
+
+    if (!peer) {
+        (void)close(socket);
+        return NULL;
+    }
+    *peer = (struct rv_peer){.magic = PEER_MAGIC, .socket = socket, .handlers = handlers, .context = context};
+    STAILQ_INIT(&peer->queue);
+    peer->read_event = event_new(base, socket, EV_READ | EV_PERSIST, on_read, peer);
+    peer->write_event = event_new(base, socket, EV_WRITE, on_push, peer);
+    peer->timer_event = event_new(base, -1, 0, on_push, peer);
+    peer->close_event = event_new(base, -1, 0, on_close, peer);
+    if (flags < 0 || fcntl(socket, F_SETFL, flags | O_NONBLOCK) < 0 || !peer->read_event || !peer->write_event ||
+        !peer->timer_event || !peer->close_event || event_add(peer->read_event, NULL) < 0) {
+        peer_free(peer);
+        return NULL;
+    }
+    return peer;
+}
+
+/* Queues packed bytes (taken over on success) with duplicates of the descriptors. */
+static int enqueue(struct rv_peer *peer, uint8_t *bytes, uint32_t length, const int *fds, unsigned fd_count)
+{
+    struct out_frame *out;
+
+    if (peer->queued_frames >= RV_PEER_QUEUE_FRAMES || peer->queued_bytes + length > RV_PEER_QUEUE_BYTES ||
+        peer->queued_fds + fd_count > RV_PEER_QUEUE_FDS)
+        return -EXFULL;
+    out = calloc(1, sizeof(*out));
+    if (!out)
+        return -ENOMEM;
+    for (unsigned i = 0; i < fd_count; i++) {
+        int fd = fcntl(fds[i], F_DUPFD_CLOEXEC, 3);
+
+        if (fd < 0) {
+            int r = -errno;
+
+            out_frame_free(out);
+            return r;
+        }
+        out->fds[out->fd_count++] = fd;
+    }
+    out->bytes = bytes;
+    out->length = length;
+    STAILQ_INSERT_TAIL(&peer->queue, out, link);
+    peer->queued_frames++;
+    peer->queued_bytes += length;
+    peer->queued_fds += fd_count;
+    return 0;
+}
+
+int rv_peer_send(struct rv_peer *peer, const Rv__Frame *message, const int *fds, unsigned fd_count,
+                 enum rv_send_kind kind)
+{
+    int all[RV_FRAME_FDS_MAX], spill = -1, r;
+    unsigned count = 0;
+    uint8_t *bytes = NULL;
+    uint32_t length = 0;
+
+    if (peer->destroyed || peer->drop_reason)
+        return -ENOTCONN;
+    if (kind == RV_SEND_PROGRESS && !STAILQ_EMPTY(&peer->queue))
+        return 0;
+    r = rv_frame_pack(message, &bytes, &length, &spill);
+    if (r == 0 && fd_count + (spill >= 0) > RV_FRAME_FDS_MAX)
+        r = -E2BIG;
+    if (r < 0)
+        goto out;
+    if (spill >= 0)
+        all[count++] = spill;
+    if (fd_count)
+        memcpy(all + count, fds, fd_count * sizeof(int));
+    count += fd_count;
+    if (STAILQ_EMPTY(&peer->queue) && count == 0) { /* the common case costs no queue entry */
+        r = rv_frame_send_packed(peer->socket, bytes, length, NULL, 0);
+        if (r != -EAGAIN)
+            goto out;
+        if (kind == RV_SEND_PROGRESS) {
+            r = 0;
+            goto out;
+        }
+    }
+    r = enqueue(peer, bytes, length, all, count);
+    if (r == 0) {
+        bytes = NULL;
+        push(peer);
+    }
+out:
+    if (r < 0)
+        rv_peer_drop(peer, r == -EXFULL ? "it does not read" : "sending to it failed");
+    if (spill >= 0)
+        (void)close(spill);
+    free(bytes);
+    return r;
+}
+
+int rv_peer_reply_error(struct rv_peer *peer, uint64_t id, const struct rv_error *err)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+    Resvisor__V1__Error error;
+    Rv__Done done = RV__DONE__INIT;
+
+    frame.id = id;
+    if (err && err->code) {
+        rv_error_to_message(err, &error);
+        frame.body_case = RV__FRAME__BODY_ERROR;
+        frame.error = &error;
+    } else {
+        frame.body_case = RV__FRAME__BODY_DONE;
+        frame.done = &done;
+    }
+    return rv_peer_send(peer, &frame, NULL, 0, RV_SEND_REPLY);
+}
+
+void rv_peer_pause(struct rv_peer *peer, bool paused)
+{
+    if (peer->destroyed || peer->drop_reason)
+        return;
+    if (paused)
+        (void)event_del(peer->read_event);
+    else
+        (void)event_add(peer->read_event, NULL);
+}
+
+void *rv_peer_context(const struct rv_peer *peer)
+{
+    return peer->context;
+}
+
+void rv_peer_set_context(struct rv_peer *peer, void *context)
+{
+    peer->context = context;
+}
+
+int rv_peer_socket(const struct rv_peer *peer)
+{
+    return peer->socket;
+}
+
+bool rv_peer_is_idle(const struct rv_peer *peer)
+{
+    return STAILQ_EMPTY(&peer->queue);
+}
