@@ -1,0 +1,157 @@
+#!/bin/sh
+# Runs every test of resvisor, from nothing: installs what is missing, builds, tests, and says how long each part took.
+#
+#   sh tests/run.sh                            everything
+#   RESVISOR_TESTS=quick sh tests/run.sh       release build, unit tests, and the Python tests not marked slow
+#   sh tests/run.sh tests/e2e -k submit        release build, then pytest with these arguments only
+#
+# Ends with `tests: ok …` and exit code 0, or with `tests: FAILED …` and 1. Build trees are in build/ (or
+# $RESVISOR_BUILD_DIR), logs in build/logs/. Sockets and models are in temporary folders of their own, so several copies
+# can run at once, as root or not.
+set -eu
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+cd "$root"
+build=${RESVISOR_BUILD_DIR:-$root/build}
+mode=${RESVISOR_TESTS:-full}
+fuzz_seconds=${RESVISOR_FUZZ_SECONDS:-10}
+logs=$build/logs
+pytest_limit_s=1200
+begin=$(date +%s)
+failed=
+table=
+mkdir -p "$logs"
+
+case $mode in
+    full | quick) ;;
+    *)
+        echo "tests: RESVISOR_TESTS is '$mode'; allowed are full and quick" >&2
+        exit 2
+        ;;
+esac
+
+# stage NAME show|hide COMMAND…: runs it with its output in a log; `show` prints it on the way too.
+stage() {
+    name=$1
+    show=$2
+    shift 2
+    log=$logs/$name.log
+    rc_file=$logs/$name.rc
+    stage_begin=$(date +%s)
+    rm -f "$rc_file"
+    printf -- '--- %s\n' "$name"
+    if [ "$show" = show ]; then
+        { rc=0; "$@" || rc=$?; echo "$rc" >"$rc_file"; } 2>&1 | tee "$log"
+        rc=$(cat "$rc_file" 2>/dev/null || echo 1)
+    else
+        rc=0
+        "$@" >"$log" 2>&1 || rc=$?
+        [ "$rc" -eq 0 ] || tail -n 60 "$log"
+    fi
+    rm -f "$rc_file"
+    took=$(($(date +%s) - stage_begin))
+    word=ok
+    if [ "$rc" -ne 0 ]; then
+        word="FAILED (exit code $rc, log $log)"
+        failed="$failed $name"
+    fi
+    table="$table$(printf '%-16s %4d s  %s' "$name" "$took" "$word")
+"
+    return "$rc"
+}
+
+make_venv() {
+    if ! cmp -s tests/requirements.txt "$build/venv/requirements.txt"; then
+        rm -rf "$build/venv"
+        python3 -m venv "$build/venv"
+        "$build/venv/bin/python" -m pip install -q --disable-pip-version-check -r tests/requirements.txt
+        cp tests/requirements.txt "$build/venv/requirements.txt"
+    fi
+}
+
+# build_tree PRESET
+build_tree() {
+    cmake --preset "$1" -B "$build/$1" && cmake --build "$build/$1"
+}
+
+# unit_tests PRESET
+unit_tests() {
+    $unrandomized ctest --test-dir "$build/$1" --output-on-failure --no-tests=error -j 2
+}
+
+# python_tests PRESET PYTEST-ARGUMENTS…
+python_tests() {
+    RESVISOR_BUILD=$build/$1
+    export RESVISOR_BUILD
+    shift
+    timeout -k 20 "$pytest_limit_s" "$build/venv/bin/python" -m pytest -c tests/pytest.ini --rootdir tests "$@"
+}
+
+# The closing lines of ctest and pytest in the logs, added up.
+totals() {
+    cat "$logs"/*.log 2>/dev/null | awk '
+        / tests passed, .* tests? failed out of / || /% tests passed/ {
+            match($0, /[0-9]+ tests? failed/); f = substr($0, RSTART, RLENGTH) + 0
+            match($0, /out of [0-9]+/); n = substr($0, RSTART + 7, RLENGTH - 7) + 0
+            passed += n - f; failed += f
+        }
+        /^=+ .*(passed|failed|errors?|skipped).* in [0-9.]+s/ {
+            for (i = 1; i < NF; i++) {
+                word = $(i + 1); sub(/,$/, "", word)
+                if (word == "passed") passed += $i
+                if (word == "failed" || word == "error" || word == "errors") failed += $i
+                if (word == "skipped") skipped += $i
+            }
+        }
+        END { printf "total: %d passed, %d failed, %d skipped\n", passed, failed, skipped }'
+}
+
+finish() {
+    took=$(($(date +%s) - begin))
+    printf '\n%s' "$table"
+    totals
+    if [ -n "$failed" ]; then
+        echo "tests: FAILED stage$failed, after $took s"
+        exit 1
+    fi
+    echo "tests: ok ($mode), $took s"
+    exit 0
+}
+
+rm -f "$logs"/*.log
+# ThreadSanitizer of older compilers cannot live with much address randomization.
+unrandomized=
+if setarch "$(uname -m)" -R true 2>/dev/null; then
+    unrandomized="setarch $(uname -m) -R"
+fi
+
+stage dependencies hide deploy/install-dependencies.sh --tests || finish
+stage python hide make_venv || finish
+stage build-release hide build_tree release || finish
+
+if [ $# -gt 0 ]; then
+    stage pytest show python_tests release "$@" || true
+    finish
+fi
+
+stage ctest show unit_tests release || true
+if [ "$mode" = quick ]; then
+    stage pytest show python_tests release -m "not slow" || true
+    finish
+fi
+stage pytest show python_tests release || true
+
+if stage build-asan hide build_tree asan; then
+    stage ctest-asan show unit_tests asan || true
+    stage pytest-asan show python_tests asan -m smoke || true
+fi
+if stage build-clang hide build_tree clang; then
+    stage ctest-clang show unit_tests clang || true
+fi
+if stage build-fuzz hide build_tree fuzz; then
+    stage fuzz show sh tests/fuzz/run.sh "$build/fuzz" "$fuzz_seconds" || true
+fi
+if stage build-tsan hide build_tree tsan; then
+    stage ctest-tsan show unit_tests tsan || true
+fi
+finish
