@@ -10,7 +10,8 @@
  *            slot, round the end.
  *   entries  tensor_count x rv_index_entry, in the order of the file's data
  *   names    names_length bytes; each name is UTF-8 with a NUL after it (so pointers into the map are C strings)
- *   metadata metadata_length bytes: the file's __metadata__ as compact JSON text, NUL-terminated; 0 = none
+ *   metadata metadata_length bytes: the file's __metadata__ as compact JSON text, with a NUL after them that is not
+ *            counted; 0 = none
  *
  * A client trusts nothing: rv_index_open checks seals, size, header and table bounds in O(1); each entry is checked when
  * it is looked up. Then a hostile index can at most make a lookup fail or name other bytes of the same arenas.
@@ -28,6 +29,7 @@
 #define RV_INDEX_MAGIC "RVINDEX\n"
 #define RV_INDEX_VERSION 1u
 #define RV_INDEX_BYTE_ORDER 0x01020304u
+#define RV_INDEX_PROBES_MAX 1024u /* slots that a lookup tries; the builder refuses names that would need more */
 
 /* Numbers are fixed for ever: they are part of the layout and of resvisor.h (enum rv_dtype there has the same values). */
 enum rv_index_dtype {
@@ -118,7 +120,8 @@ struct rv_index_builder;
 struct rv_index_builder *rv_index_builder_create(uint32_t tensor_capacity, uint64_t names_capacity);
 void rv_index_builder_destroy(struct rv_index_builder *builder);
 
-/* Adds a tensor; entry->name_* are filled here, all else is the caller's. -EEXIST = duplicate name; -ENOMEM. */
+/* Adds a tensor; entry->name_* are filled here, all else is the caller's. -EEXIST = duplicate name;
+ * -ELOOP = a hostile choice of names that all share one slot; -E2BIG = over a limit; -ENOMEM. */
 int rv_index_builder_add(struct rv_index_builder *builder, const char *name, uint32_t name_length,
                          const struct rv_index_entry *entry);
 
