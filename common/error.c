@@ -85,31 +85,6 @@ int rv_error_count(void)
     return (int)(sizeof(rows) / sizeof(rows[0]));
 }
 
-int rv_error_set(struct rv_error *err, int err_number, int code, const char *format, ...)
-{
-    va_list ap;
-
-    if (err) {
-        err->code = code;
-        va_start(ap, format);
-        (void)vsnprintf(err->message, sizeof(err->message), format, ap);
-        va_end(ap);
-        (void)snprintf(err->remedy, sizeof(err->remedy), "%s", rv_error_row(code)->remedy);
-    }
-    return -err_number;
-}
-
-void rv_error_remedy(struct rv_error *err, const char *format, ...)
-{
-    va_list ap;
-
-    if (!err)
-        return;
-    va_start(ap, format);
-    (void)vsnprintf(err->remedy, sizeof(err->remedy), format, ap);
-    va_end(ap);
-}
-
 /* Length of the valid UTF-8 sequence at p (at most left bytes), 0 if there is none. */
 static unsigned utf8_length(const unsigned char *p, uint64_t left)
 {
@@ -124,6 +99,46 @@ static unsigned utf8_length(const unsigned char *p, uint64_t left)
         (p[0] == 0xf4 && p[1] > 0x8f))
         return 0; /* overlong, surrogate, or beyond U+10FFFF */
     return n;
+}
+
+/* Takes away half a character that snprintf left at the end: a message with one in it would be refused by its receiver. */
+static void mend_cut(char *text, int wanted, size_t size)
+{
+    size_t length, start;
+
+    if (wanted < 0 || (size_t)wanted < size)
+        return;
+    length = start = strlen(text);
+    while (start > 0 && length - start < 4 && ((unsigned char)text[start - 1] & 0xc0) == 0x80)
+        start--;
+    if (start > 0 && (unsigned char)text[start - 1] >= 0xc0 &&
+        utf8_length((const unsigned char *)text + start - 1, length - start + 1) == 0)
+        text[start - 1] = '\0';
+}
+
+int rv_error_set(struct rv_error *err, int err_number, int code, const char *format, ...)
+{
+    va_list ap;
+
+    if (err) {
+        err->code = code;
+        va_start(ap, format);
+        mend_cut(err->message, vsnprintf(err->message, sizeof(err->message), format, ap), sizeof(err->message));
+        va_end(ap);
+        (void)snprintf(err->remedy, sizeof(err->remedy), "%s", rv_error_row(code)->remedy);
+    }
+    return -err_number;
+}
+
+void rv_error_remedy(struct rv_error *err, const char *format, ...)
+{
+    va_list ap;
+
+    if (!err)
+        return;
+    va_start(ap, format);
+    mend_cut(err->remedy, vsnprintf(err->remedy, sizeof(err->remedy), format, ap), sizeof(err->remedy));
+    va_end(ap);
 }
 
 char *rv_escape(char *buffer, uint64_t size, const void *text, uint64_t length)

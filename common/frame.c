@@ -41,7 +41,7 @@ static void arena_free(void *data, void *pointer)
     (void)pointer; /* the arena goes as a whole */
 }
 
-static bool text_is_valid(const char *text)
+bool rv_text_is_valid(const char *text)
 {
     /* protobuf-c ends strings at the wire length with a NUL of its own, so an inner NUL only cuts the text. The escape
      * function knows UTF-8: text is valid when nothing but control characters had to be escaped. */
@@ -74,7 +74,7 @@ static bool value_is_valid(const ProtobufCFieldDescriptor *field, const void *me
 {
     switch (field->type) {
     case PROTOBUF_C_TYPE_STRING:
-        if (text_is_valid(*(char *const *)member))
+        if (rv_text_is_valid(*(char *const *)member))
             return true;
         *why = "text is not UTF-8";
         return false;
@@ -141,6 +141,11 @@ static bool message_is_valid(const ProtobufCMessage *message, const char **why)
     return true;
 }
 
+size_t rv_message_cap(size_t length)
+{
+    return RV_UNPACK_BASE + RV_UNPACK_FACTOR * length;
+}
+
 ProtobufCMessage *rv_message_unpack(const ProtobufCMessageDescriptor *descriptor, const uint8_t *bytes, size_t length,
                                     size_t cap, void **ret_arena, const char **why)
 {
@@ -197,9 +202,10 @@ static bool take_descriptors(struct msghdr *msg, int *fds, unsigned *ret_count)
     return ok;
 }
 
-static Rv__Frame *unpack(const uint8_t *bytes, size_t length, size_t cap, void **ret_arena, const char **why)
+static Rv__Frame *unpack(const uint8_t *bytes, size_t length, void **ret_arena, const char **why)
 {
-    Rv__Frame *frame = (Rv__Frame *)rv_message_unpack(&rv__frame__descriptor, bytes, length, cap, ret_arena, why);
+    Rv__Frame *frame = (Rv__Frame *)rv_message_unpack(&rv__frame__descriptor, bytes, length, rv_message_cap(length),
+                                                      ret_arena, why);
 
     if (frame && frame->body_case == RV__FRAME__BODY__NOT_SET) {
         *why = "a frame without a body";
@@ -209,22 +215,43 @@ static Rv__Frame *unpack(const uint8_t *bytes, size_t length, size_t cap, void *
     return frame;
 }
 
+/* Copies sealed memory. Not a mapping: to touch a hole of a peer's memfd would allocate the page in our name. */
+static int read_sealed(int fd, uint8_t *buffer, uint64_t size)
+{
+    uint64_t done = 0;
+
+    while (done < size) {
+        ssize_t n = pread(fd, buffer + done, size - done, (off_t)done);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? -errno : -EIO;
+        done += (uint64_t)n;
+    }
+    return 0;
+}
+
 /* Replaces a Spill frame by the frame in its memfd, the first descriptor. */
 static int unspill(struct rv_frame *frame, const char **why)
 {
     uint64_t size = frame->message->spill->size;
-    void *map, *arena = NULL;
+    void *arena = NULL;
+    uint8_t *bytes;
     Rv__Frame *inner;
 
     if (frame->fd_count == 0 || size == 0 || size > RV_BODY_MAX || rv_sealed_check(frame->fds[0], size) < 0) {
         *why = "a spilled frame without its sealed memory";
         return -EPROTO;
     }
-    map = mmap(NULL, size, PROT_READ, MAP_SHARED, frame->fds[0], 0);
-    if (map == MAP_FAILED)
+    bytes = malloc(size);
+    if (!bytes || read_sealed(frame->fds[0], bytes, size) < 0) {
+        free(bytes);
+        *why = "no memory for a spilled frame";
         return -ENOMEM;
-    inner = unpack(map, size, 4 * size, &arena, why);
-    (void)munmap(map, size);
+    }
+    inner = unpack(bytes, size, &arena, why);
+    free(bytes);
     if (inner && inner->body_case == RV__FRAME__BODY_SPILL) {
         *why = "a spilled frame inside a spilled frame";
         free(arena);
@@ -241,45 +268,110 @@ static int unspill(struct rv_frame *frame, const char **why)
     return 0;
 }
 
-int rv_frame_receive(int socket, struct rv_frame *ret_frame, const char **why)
+/*
+ * recvmsg, not waiting. A peer that closed with unread data of ours leaves ECONNRESET, which the kernel reports before what
+ * the peer had sent, and once only. Its last frames count (a dead worker's results), so ask again.
+ */
+static ssize_t receive_message(int socket, struct msghdr *msg)
 {
-    static _Thread_local uint8_t buffer[RV_FRAME_MAX + 1];
+    size_t control_size = msg->msg_controllen;
+    bool reset = false;
+
+    for (;;) {
+        ssize_t n = recvmsg(socket, msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+
+        if (n >= 0)
+            return n;
+        if (errno == ECONNRESET && !reset)
+            reset = true;
+        else if (errno != EINTR)
+            return errno == EWOULDBLOCK ? -EAGAIN : -errno;
+        msg->msg_controllen = control_size;
+    }
+}
+
+/* What a received message is: 0, or why it is not one of ours. */
+static int judge(struct rv_frame *frame, const struct msghdr *msg, const uint8_t *bytes, size_t length,
+                 const char **why)
+{
+    if (frame->fds_lost && frame->fd_count >= RV_FRAME_FDS_MAX) {
+        *why = "more than 16 descriptors in one frame";
+        return -EPROTO;
+    }
+    if ((msg->msg_flags & MSG_TRUNC) || length > RV_FRAME_MAX) {
+        *why = "a frame over 64 KiB";
+        return -EPROTO;
+    }
+    frame->message = unpack(bytes, length, &frame->arena, why);
+    if (!frame->message)
+        return -EPROTO;
+    if (frame->message->body_case != RV__FRAME__BODY_SPILL)
+        return 0;
+    if (frame->fds_lost) {
+        *why = "the descriptors of a spilled frame were lost: this process is at its limit";
+        return -ENOMEM;
+    }
+    return unspill(frame, why);
+}
+
+int rv_frame_receive_partial(int socket, struct rv_frame *ret_frame, const char **why)
+{
     alignas(struct cmsghdr) char control[FDS_SPACE];
-    struct iovec iov = {buffer, sizeof(buffer)};
+    /* Not on the stack and not thread-local: libresvisor runs on other people's threads, whose stacks may be small. */
+    uint8_t *buffer = malloc(RV_FRAME_MAX + 1);
+    struct iovec iov = {buffer, RV_FRAME_MAX + 1};
     struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof(control)};
     struct rv_frame frame = RV_FRAME_INIT;
     const char *reason = "";
     ssize_t n;
-    bool fds_ok;
-    int r;
+    int r = 0;
 
-    do {
-        n = recvmsg(socket, &msg, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    } while (n < 0 && errno == EINTR);
-    if (n < 0)
-        return errno == EWOULDBLOCK ? -EAGAIN : -errno;
-    fds_ok = take_descriptors(&msg, frame.fds, &frame.fd_count);
-    if (n == 0 && frame.fd_count == 0 && fds_ok)
-        return 0;
-    r = -EPROTO;
-    if (!fds_ok) {
-        reason = "descriptors were lost: too many in one frame, or this process is at its limit";
-        r = frame.fd_count < RV_FRAME_FDS_MAX ? -ENOMEM : -EPROTO;
-    } else if ((msg.msg_flags & MSG_TRUNC) || (size_t)n > RV_FRAME_MAX) {
-        reason = "a frame over 64 KiB";
-    } else {
-        frame.message = unpack(buffer, (size_t)n, RV_UNPACK_ARENA, &frame.arena, &reason);
-        if (frame.message)
-            r = frame.message->body_case == RV__FRAME__BODY_SPILL ? unspill(&frame, &reason) : 0;
+    if (!buffer) {
+        if (why)
+            *why = "no memory";
+        return -ENOMEM;
     }
+    n = receive_message(socket, &msg);
+    if (n < 0) {
+        r = (int)n;
+        goto out;
+    }
+    frame.fds_lost = !take_descriptors(&msg, frame.fds, &frame.fd_count);
+    if (n == 0 && frame.fd_count == 0 && !frame.fds_lost)
+        goto out; /* closed; an empty message looks the same and ends the peer as well */
+    r = judge(&frame, &msg, buffer, (size_t)n, &reason);
     if (r < 0) {
         rv_frame_fini(&frame);
         if (why)
             *why = reason;
-        return r;
+        goto out;
+    }
+    if (frame.fds_lost) { /* an incomplete list is worse than none */
+        for (unsigned i = 0; i < frame.fd_count; i++)
+            (void)close(frame.fds[i]);
+        frame.fd_count = 0;
     }
     *ret_frame = frame;
-    return 1;
+    r = 1;
+out:
+    free(buffer);
+    return r;
+}
+
+int rv_frame_receive(int socket, struct rv_frame *ret_frame, const char **why)
+{
+    struct rv_frame frame = RV_FRAME_INIT;
+    int r = rv_frame_receive_partial(socket, &frame, why);
+
+    if (r == 1 && frame.fds_lost) {
+        rv_frame_fini(&frame);
+        if (why)
+            *why = "descriptors were lost: this process is at its limit";
+        return -ENOMEM;
+    }
+    if (r == 1)
+        *ret_frame = frame;
+    return r;
 }
 
 void rv_frame_fini(struct rv_frame *frame)
@@ -304,26 +396,36 @@ int rv_frame_take_fd(struct rv_frame *frame, unsigned i)
     return fd;
 }
 
+/* Waits until the socket is ready, an error of it included, or the time is over: -ETIMEDOUT. */
+static int wait_for(int socket, short events, uint64_t start, uint64_t timeout_us)
+{
+    struct pollfd pfd = {.fd = socket, .events = events};
+    uint64_t spent = rv_now_us() - start;
+    struct timespec ts = {0};
+
+    if (timeout_us != UINT64_MAX) {
+        if (spent >= timeout_us)
+            return -ETIMEDOUT;
+        ts.tv_sec = (time_t)((timeout_us - spent) / RV_SEC);
+        ts.tv_nsec = (long)((timeout_us - spent) % RV_SEC) * 1000;
+    }
+    if (ppoll(&pfd, 1, timeout_us == UINT64_MAX ? NULL : &ts, NULL) < 0 && errno != EINTR)
+        return -errno;
+    return 0;
+}
+
 int rv_frame_wait(int socket, struct rv_frame *ret_frame, uint64_t timeout_us)
 {
     uint64_t start = rv_now_us();
 
     for (;;) {
-        struct pollfd pfd = {.fd = socket, .events = POLLIN};
-        uint64_t spent = rv_now_us() - start;
-        struct timespec ts = {0};
         int r = rv_frame_receive(socket, ret_frame, NULL);
 
         if (r != -EAGAIN)
             return r;
-        if (timeout_us != UINT64_MAX) {
-            if (spent >= timeout_us)
-                return -ETIMEDOUT;
-            ts.tv_sec = (time_t)((timeout_us - spent) / RV_SEC);
-            ts.tv_nsec = (long)((timeout_us - spent) % RV_SEC) * 1000;
-        }
-        if (ppoll(&pfd, 1, timeout_us == UINT64_MAX ? NULL : &ts, NULL) < 0 && errno != EINTR)
-            return -errno;
+        r = wait_for(socket, POLLIN, start, timeout_us);
+        if (r < 0)
+            return r;
     }
 }
 
@@ -412,14 +514,9 @@ int rv_frame_send(int socket, const Rv__Frame *message, const int *fds, unsigned
         memcpy(all + count, fds, fd_count * sizeof(int));
     count += fd_count;
     while ((r = rv_frame_send_packed(socket, bytes, length, all, count)) == -EAGAIN && timeout_us > 0) {
-        struct pollfd pfd = {.fd = socket, .events = POLLOUT};
-        uint64_t spent = rv_now_us() - start;
-
-        if (spent >= timeout_us) {
-            r = -ETIMEDOUT;
+        r = wait_for(socket, POLLOUT, start, timeout_us);
+        if (r < 0)
             break;
-        }
-        (void)poll(&pfd, 1, timeout_us == UINT64_MAX ? -1 : (int)((timeout_us - spent) / RV_MSEC + 1));
     }
 out:
     if (spill >= 0)
@@ -443,16 +540,22 @@ void rv_error_to_message(const struct rv_error *err, Resvisor__V1__Error *ret_me
     ret_message->remedy = (char *)err->remedy;
 }
 
+#define CODE(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
+
+/* The errno that says most; -EIO for those without a row. */
 static const struct {
     int code, number;
 } errno_of[] = {
-    {RESVISOR__V1__ERROR_CODE__ERROR_BAD_REQUEST, EINVAL},   {RESVISOR__V1__ERROR_CODE__ERROR_NOT_PERMITTED, EACCES},
-    {RESVISOR__V1__ERROR_CODE__ERROR_NO_SUCH_MODEL, ENOENT}, {RESVISOR__V1__ERROR_CODE__ERROR_FILE, ENOENT},
-    {RESVISOR__V1__ERROR_CODE__ERROR_DEADLINE, ETIMEDOUT},   {RESVISOR__V1__ERROR_CODE__ERROR_CANCELLED, ECANCELED},
-    {RESVISOR__V1__ERROR_CODE__ERROR_OVER_BUDGET, ENOSPC},   {RESVISOR__V1__ERROR_CODE__ERROR_NO_MEMORY, ENOMEM},
-    {RESVISOR__V1__ERROR_CODE__ERROR_TOO_LARGE, EMSGSIZE},   {RESVISOR__V1__ERROR_CODE__ERROR_LIMIT, EBUSY},
-    {RESVISOR__V1__ERROR_CODE__ERROR_BAD_VERSION, EPROTO},   {RESVISOR__V1__ERROR_CODE__ERROR_UNSUPPORTED, EOPNOTSUPP},
-    {RESVISOR__V1__ERROR_CODE__ERROR_MODEL_INVALID, EBADMSG},
+    {CODE(BAD_REQUEST), EINVAL},   {CODE(BAD_VERSION), EPROTO},      {CODE(UNAUTHENTICATED), EACCES},
+    {CODE(NOT_PERMITTED), EACCES}, {CODE(NO_SUCH_MODEL), ENOENT},    {CODE(NO_SUCH_TYPE), ENOENT},
+    {CODE(NO_SUCH_JOB), ENOENT},   {CODE(NO_SUCH_RESULT), ENOENT},   {CODE(JOB_EXISTS), EEXIST},
+    {CODE(QUEUE_FULL), EBUSY},     {CODE(DEADLINE), ETIMEDOUT},      {CODE(CANCELLED), ECANCELED},
+    {CODE(MODEL_INVALID), EBADMSG}, {CODE(MODEL_CHANGED), ESTALE},   {CODE(MODEL_IN_USE), EBUSY},
+    {CODE(MODEL_PINNED), EBUSY},   {CODE(FILE), ENOENT},             {CODE(OVER_BUDGET), ENOSPC},
+    {CODE(NO_MEMORY), ENOMEM},     {CODE(TOO_LARGE), EMSGSIZE},      {CODE(LIMIT), EBUSY},
+    {CODE(SHUTTING_DOWN), ESHUTDOWN}, {CODE(NOT_READY), EBUSY},      {CODE(NOT_RUNNING), ECONNREFUSED},
+    {CODE(ALREADY_RUNNING), EEXIST}, {CODE(UNSUPPORTED), EOPNOTSUPP}, {CODE(CONFIG), EINVAL},
+    {CODE(USAGE), EINVAL},
 };
 
 int rv_error_from_message(struct rv_error *err, const Resvisor__V1__Error *message)
@@ -462,8 +565,9 @@ int rv_error_from_message(struct rv_error *err, const Resvisor__V1__Error *messa
         return 0;
     }
     err->code = (int)message->code;
-    (void)snprintf(err->message, sizeof(err->message), "%s", message->message);
-    (void)snprintf(err->remedy, sizeof(err->remedy), "%s", message->remedy);
+    /* Cut between characters: half of one would make our own next message malformed. */
+    (void)rv_escape(err->message, sizeof(err->message), message->message, strlen(message->message));
+    (void)rv_escape(err->remedy, sizeof(err->remedy), message->remedy, strlen(message->remedy));
     for (unsigned i = 0; i < sizeof(errno_of) / sizeof(errno_of[0]); i++)
         if (errno_of[i].code == err->code)
             return -errno_of[i].number;

@@ -24,17 +24,25 @@ struct rv_frame {
     Rv__Frame *message; /* NULL = empty */
     int fds[RV_FRAME_FDS_MAX];
     unsigned fd_count;
-    void *arena; /* memory of message */
+    bool fds_lost; /* rv_frame_receive_partial only: it came with descriptors, and there was no room for them here */
+    void *arena;   /* memory of message */
 };
 
 /*
  * Receives one frame without waiting (the socket may be blocking). Returns 1 = *ret_frame is filled and the caller's
- * to end by rv_frame_fini; 0 = the peer has closed; -EAGAIN = nothing there; -EPROTO = the peer sent what no honest peer
+ * to end by rv_frame_fini; 0 = the peer has closed, and everything that it sent before was read; -EAGAIN = nothing there; -EPROTO = the peer sent what no honest peer
  * sends (malformed, too large, truncated descriptors, bad text): drop it; -ENOMEM = no memory or no descriptors left
  * here, the frame is lost: drop it too; other negative errno = the socket is dead. Every descriptor received is closed
- * on failure. `why` (may be NULL) gets a static English reason with -EPROTO.
+ * on failure. `why` (may be NULL) gets a static English reason with -EPROTO and -ENOMEM. The body that body_case names is
+ * there (never NULL); messages inside it may be absent (NULL), texts and bytes may be empty.
  */
 int rv_frame_receive(int socket, struct rv_frame *ret_frame, const char **why);
+
+/*
+ * The same, but a frame whose descriptors were lost because this process is at its limit is delivered without any, and
+ * says so in fds_lost: for libresvisor, where only the one request must fail and the other leases live on.
+ */
+int rv_frame_receive_partial(int socket, struct rv_frame *ret_frame, const char **why);
 
 /* Closes descriptors left and frees the message. Safe on an empty frame and twice. */
 void rv_frame_fini(struct rv_frame *frame);
@@ -71,6 +79,12 @@ int rv_frame_pair(int ret_sockets[2]);
  */
 ProtobufCMessage *rv_message_unpack(const ProtobufCMessageDescriptor *descriptor, const uint8_t *bytes, size_t length,
                                     size_t cap, void **ret_arena, const char **why);
+
+/* A cap for rv_message_unpack that honest messages of this length keep and hostile ones do not. */
+size_t rv_message_cap(size_t length);
+
+/* UTF-8. What is not must not be put into a message: the receiver would drop us for it. */
+bool rv_text_is_valid(const char *text);
 
 /* Fills an Error message that points into err (err must outlive it). */
 void rv_error_to_message(const struct rv_error *err, Resvisor__V1__Error *ret_message);

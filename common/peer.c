@@ -12,6 +12,9 @@
 #include <unistd.h>
 
 #define PEER_MAGIC 0x70656572u
+#define PUSH_MS_FIRST 2u   /* first look whether a reader took its descriptors */
+#define PUSH_MS_LAST 250u
+#define DRAIN_FRAMES 4096u /* a full socket holds 278 small frames; somebody may hold the other end and go on sending */
 
 struct out_frame {
     STAILQ_ENTRY(out_frame) link;
@@ -28,6 +31,7 @@ struct rv_peer {
     int socket;
     struct event *read_event, *write_event;
     struct event *timer_event; /* sends again when the reader of a descriptor was slow */
+    unsigned timer_ms;         /* the next wait: doubles while the reader does not read */
     struct event *close_event; /* ends the peer on the next turn */
     const struct rv_peer_handlers *handlers;
     void *context;
@@ -35,6 +39,9 @@ struct rv_peer {
     unsigned queued_frames, queued_fds;
     uint32_t queued_bytes;
     const char *drop_reason; /* not NULL: ends on the next turn of the loop */
+    bool malformed;          /* nothing more is read from it */
+    bool paused;             /* the owner wants no frames for now */
+    bool send_dead;          /* it has closed: nothing can be sent, but what it sent before may still lie unread */
     unsigned depth;          /* callbacks of this peer on the stack */
     bool destroyed;          /* free it when depth is 0 */
 };
@@ -54,14 +61,21 @@ static void out_frame_free(struct out_frame *out)
     free(out);
 }
 
+static void queue_pop(struct rv_peer *peer)
+{
+    struct out_frame *out = STAILQ_FIRST(&peer->queue);
+
+    STAILQ_REMOVE_HEAD(&peer->queue, link);
+    peer->queued_frames--;
+    peer->queued_bytes -= out->length;
+    peer->queued_fds -= out->fd_count;
+    out_frame_free(out);
+}
+
 static void peer_free(struct rv_peer *peer)
 {
-    struct out_frame *out;
-
-    while ((out = STAILQ_FIRST(&peer->queue))) {
-        STAILQ_REMOVE_HEAD(&peer->queue, link);
-        out_frame_free(out);
-    }
+    while (!STAILQ_EMPTY(&peer->queue))
+        queue_pop(peer);
     if (peer->read_event)
         event_free(peer->read_event);
     if (peer->write_event)
@@ -98,48 +112,71 @@ void rv_peer_destroy(struct rv_peer *peer)
         peer_free(peer);
 }
 
-/* Sends from the head of the queue. -EAGAIN = the socket is full; -EBUSY = the reader must first take what was sent. */
+/*
+ * Sends one frame. -EAGAIN = the socket is full; -EBUSY = the reader must first take what was sent: descriptors in flight
+ * count against a limit of the whole user, so there is one frame of them at a time per peer.
+ */
+static int send_one(struct rv_peer *peer, const uint8_t *bytes, uint32_t length, const int *fds, unsigned fd_count)
+{
+    int unread = 0, r;
+
+    if (fd_count && ioctl(peer->socket, SIOCOUTQ, &unread) == 0 && unread > 0)
+        return -EBUSY;
+    r = rv_frame_send_packed(peer->socket, bytes, length, fds, fd_count);
+    return r == -ETOOMANYREFS || r == -ENOBUFS ? -EBUSY : r; /* others' descriptors, others' memory: not this peer's fault */
+}
+
 static int send_queue(struct rv_peer *peer)
 {
     struct out_frame *out;
 
     while ((out = STAILQ_FIRST(&peer->queue))) {
-        int unread = 0, r;
+        int r = send_one(peer, out->bytes, out->length, out->fds, out->fd_count);
 
-        /* Descriptors in flight count against the user's limit: one frame of them at a time. */
-        if (out->fd_count && ioctl(peer->socket, SIOCOUTQ, &unread) == 0 && unread > 0)
-            return -EBUSY;
-        r = rv_frame_send_packed(peer->socket, out->bytes, out->length, out->fds, out->fd_count);
         if (r < 0)
             return r;
-        STAILQ_REMOVE_HEAD(&peer->queue, link);
-        peer->queued_frames--;
-        peer->queued_bytes -= out->length;
-        peer->queued_fds -= out->fd_count;
-        out_frame_free(out);
+        queue_pop(peer);
+        peer->timer_ms = PUSH_MS_FIRST;
     }
     return 0;
 }
 
-/* Sends what can be sent and arms what has to be waited for. */
-static void push(struct rv_peer *peer)
+/* A dead socket is no reason to forget what lies in it: the reading side finds the end in its own time. */
+static int send_failed(struct rv_peer *peer, int r)
 {
-    static const struct timeval unread_poll = {0, 2000}; /* a reader's taking is no event here: look again */
-    int r = send_queue(peer);
+    if (r != -EPIPE && r != -ECONNRESET) {
+        rv_peer_drop(peer, "sending to it failed");
+        return r;
+    }
+    peer->send_dead = true;
+    while (!STAILQ_EMPTY(&peer->queue))
+        queue_pop(peer);
+    return -ENOTCONN;
+}
 
-    if (r == -EAGAIN)
-        (void)event_add(peer->write_event, NULL);
-    else if (r == -EBUSY)
-        (void)event_add(peer->timer_event, &unread_poll);
-    else if (r < 0)
-        rv_peer_drop(peer, "its socket is dead");
+/* Sends what can be sent and arms what has to be waited for. */
+static int push(struct rv_peer *peer)
+{
+    int r = send_queue(peer), armed = 0;
+
+    if (r == -EAGAIN) {
+        armed = event_add(peer->write_event, NULL);
+    } else if (r == -EBUSY) { /* a reader's taking is no event here: look again, ever more rarely */
+        struct timeval again = {0, (suseconds_t)peer->timer_ms * 1000};
+
+        armed = event_add(peer->timer_event, &again);
+        peer->timer_ms = peer->timer_ms * 2 > PUSH_MS_LAST ? PUSH_MS_LAST : peer->timer_ms * 2;
+    } else if (r < 0) {
+        return send_failed(peer, r);
+    }
+    return armed < 0 ? send_failed(peer, -ENOMEM) : 0;
 }
 
 static void on_push(int socket, short what, void *context)
 {
     (void)socket;
     (void)what;
-    push(context);
+    (void)push(context);
 }
 
 static void on_close(int socket, short what, void *context)
@@ -159,14 +196,13 @@ static void on_close(int socket, short what, void *context)
 
 void rv_peer_drop(struct rv_peer *peer, const char *why)
 {
-    static const struct timeval at_once = {0, 0};
-
     if (peer->destroyed || peer->drop_reason)
         return;
     peer->drop_reason = why;
     (void)event_del(peer->read_event);
     (void)event_del(peer->write_event);
-    (void)event_add(peer->close_event, &at_once);
+    (void)event_del(peer->timer_event);
+    event_active(peer->close_event, EV_TIMEOUT, 1); /* unlike event_add it needs no memory */
 }
 
 /* One frame in. false = no more for now. */
@@ -181,10 +217,11 @@ static bool receive_one(struct rv_peer *peer)
     if (r == 1) {
         peer->handlers->on_frame(peer, &frame, peer->context);
         rv_frame_fini(&frame);
-        return !peer->destroyed && !peer->drop_reason;
+        return true;
     }
     if (r == -EPROTO)
         bad_frames++;
+    peer->malformed = r == -EPROTO;
     rv_peer_drop(peer, r == 0 ? "it closed" : r == -EPROTO || r == -ENOMEM ? why : "its socket is dead");
     return false;
 }
@@ -197,16 +234,19 @@ static void on_read(int socket, short what, void *context)
     (void)what;
     assert(peer->magic == PEER_MAGIC);
     peer->depth++;
-    for (unsigned i = 0; i < RV_PEER_TURN && receive_one(peer); i++)
-        ;
+    for (unsigned i = 0; i < RV_PEER_TURN && !peer->paused && !peer->destroyed && !peer->drop_reason; i++)
+        if (!receive_one(peer))
+            break;
     peer_leave(peer);
 }
 
 void rv_peer_drain(struct rv_peer *peer)
 {
+    assert(peer->magic == PEER_MAGIC);
     peer->depth++;
-    while (!peer->destroyed && !peer->drop_reason && receive_one(peer))
-        ;
+    for (unsigned i = 0; i < DRAIN_FRAMES && !peer->destroyed && !peer->malformed; i++)
+        if (!receive_one(peer))
+            break;
     peer_leave(peer);
 }
 
@@ -220,7 +260,11 @@ struct rv_peer *rv_peer_create(struct event_base *base, int socket, const struct
         (void)close(socket);
         return NULL;
     }
-    *peer = (struct rv_peer){.magic = PEER_MAGIC, .socket = socket, .handlers = handlers, .context = context};
+    *peer = (struct rv_peer){.magic = PEER_MAGIC,
+                             .socket = socket,
+                             .handlers = handlers,
+                             .context = context,
+                             .timer_ms = PUSH_MS_FIRST};
     STAILQ_INIT(&peer->queue);
     peer->read_event = event_new(base, socket, EV_READ | EV_PERSIST, on_read, peer);
     peer->write_event = event_new(base, socket, EV_WRITE, on_push, peer);
@@ -273,7 +317,7 @@ int rv_peer_send(struct rv_peer *peer, const Rv__Frame *message, const int *fds,
     uint8_t *bytes = NULL;
     uint32_t length = 0;
 
-    if (peer->destroyed || peer->drop_reason)
+    if (peer->destroyed || peer->drop_reason || peer->send_dead)
         return -ENOTCONN;
     if (kind == RV_SEND_PROGRESS && !STAILQ_EMPTY(&peer->queue))
         return 0;
@@ -287,23 +331,28 @@ int rv_peer_send(struct rv_peer *peer, const Rv__Frame *message, const int *fds,
     if (fd_count)
         memcpy(all + count, fds, fd_count * sizeof(int));
     count += fd_count;
-    if (STAILQ_EMPTY(&peer->queue) && count == 0) { /* the common case costs no queue entry */
-        r = rv_frame_send_packed(peer->socket, bytes, length, NULL, 0);
-        if (r != -EAGAIN)
-            goto out;
-        if (kind == RV_SEND_PROGRESS) {
-            r = 0;
-            goto out;
-        }
+    r = -EAGAIN;
+    if (STAILQ_EMPTY(&peer->queue)) /* the common case costs no queue entry and no duplicates */
+        r = send_one(peer, bytes, length, all, count);
+    if (r != -EAGAIN && r != -EBUSY)
+        goto out;
+    if (kind == RV_SEND_PROGRESS) {
+        r = 0;
+        goto out;
     }
     r = enqueue(peer, bytes, length, all, count);
     if (r == 0) {
         bytes = NULL;
-        push(peer);
+        r = push(peer);
+        if (r == -ENOTCONN)
+            goto closed;
     }
 out:
-    if (r < 0)
-        rv_peer_drop(peer, r == -EXFULL ? "it does not read" : "sending to it failed");
+    if (r == -EXFULL)
+        rv_peer_drop(peer, "it does not read");
+    else if (r < 0 && (kind == RV_SEND_REPLY || r != -ENOMEM))
+        r = send_failed(peer, r);
+closed:
     if (spill >= 0)
         (void)close(spill);
     free(bytes);
@@ -332,10 +381,11 @@ void rv_peer_pause(struct rv_peer *peer, bool paused)
 {
     if (peer->destroyed || peer->drop_reason)
         return;
+    peer->paused = paused;
     if (paused)
         (void)event_del(peer->read_event);
-    else
-        (void)event_add(peer->read_event, NULL);
+    else if (event_add(peer->read_event, NULL) < 0)
+        rv_peer_drop(peer, "no memory");
 }
 
 void *rv_peer_context(const struct rv_peer *peer)

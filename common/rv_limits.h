@@ -6,7 +6,8 @@
 
 #define RV_FRAME_MAX (64u * 1024)             /* one SEQPACKET message */
 #define RV_BODY_MAX (16u * 1024 * 1024)       /* one spilled body */
-#define RV_UNPACK_ARENA (4u * RV_FRAME_MAX)   /* memory that one unpacked frame may take; spilled: 4 x its size */
+#define RV_UNPACK_BASE (16u * 1024)           /* memory that one unpacked message may take: this much, and */
+#define RV_UNPACK_FACTOR 16u                  /* so many times its length (honest lists of small records need 8) */
 #define RV_FRAME_FDS_MAX 16u                  /* descriptors per message (the kernel's limit is 253) */
 
 #define RV_NAME_MAX 64u                       /* model, type and job names */
