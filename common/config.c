@@ -1,0 +1,664 @@
+/* Reading the configuration: defaults, then file, environment, flags; then the checks. */
+#include "config.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "config_private.h"
+
+#define DEFAULT_FILE "/etc/resvisor/resvisor.yaml"
+#define SHOWN_MAX 96u /* bytes of a wrong key that a message repeats */
+
+/* ---- problems ---------------------------------------------------------------------------------------------------- */
+
+void rv_loader_problem(struct rv_loader *loader, struct rv_origin origin, const char *key, const char *format, ...)
+{
+    static const char *const places[] = {
+        [RV_SOURCE_DEFAULT] = "default", [RV_SOURCE_ENVIRONMENT] = "environment", [RV_SOURCE_FLAG] = "command line"};
+    va_list ap;
+
+    if (loader->problem_count++ >= RV_CONFIG_PROBLEMS_MAX)
+        return;
+    if (origin.source != RV_SOURCE_FILE)
+        fprintf(loader->problems, "%s: ", places[origin.source]);
+    else if (origin.line)
+        fprintf(loader->problems, "%s:%u: ", loader->file, origin.line);
+    else
+        fprintf(loader->problems, "%s: ", loader->file);
+    if (*key)
+        fprintf(loader->problems, "%s: ", key);
+    va_start(ap, format);
+    (void)vfprintf(loader->problems, format, ap);
+    va_end(ap);
+    (void)fputc('\n', loader->problems);
+}
+
+static struct rv_origin at_line(unsigned line)
+{
+    return (struct rv_origin){RV_SOURCE_FILE, line};
+}
+
+/* ---- places ------------------------------------------------------------------------------------------------------ */
+
+void *rv_config_base(struct rv_config_private *config, enum rv_key_scope scope, uint32_t number)
+{
+    switch (scope) {
+    case RV_SCOPE_MODEL:
+        return &config->config.models[number];
+    case RV_SCOPE_TYPE:
+        return &config->config.types[number];
+    default:
+        return &config->config;
+    }
+}
+
+struct rv_origin *rv_config_origin(struct rv_config_private *config, const struct rv_key *key, uint32_t number)
+{
+    unsigned row = rv_key_number(key);
+
+    switch (key->scope) {
+    case RV_SCOPE_MODEL:
+        return &config->models[number].keys[row];
+    case RV_SCOPE_TYPE:
+        return &config->types[number].keys[row];
+    default:
+        return &config->keys[row];
+    }
+}
+
+void rv_key_shown(const struct rv_key *key, const char *name, char *buffer, size_t size)
+{
+    const char *star = strchr(key->pattern, '*');
+
+    if (star)
+        (void)snprintf(buffer, size, "%.*s%s%s", (int)(star - key->pattern), key->pattern, name, star + 1);
+    else
+        (void)snprintf(buffer, size, "%s", key->pattern);
+}
+
+/* ---- values ------------------------------------------------------------------------------------------------------ */
+
+static const char *folder_of(const struct rv_loader *loader, struct rv_origin origin)
+{
+    return origin.source == RV_SOURCE_FILE ? loader->file_folder : loader->work_folder;
+}
+
+/* Reports a value that was not stored. */
+static void report(struct rv_loader *loader, struct rv_origin origin, const struct rv_key *key, const char *shown, int r,
+                   const char *reason)
+{
+    char allowed[RV_KEY_REASON_MAX];
+
+    if (r == -ENOMEM) {
+        loader->no_memory = true;
+    } else if (r < 0) {
+        rv_key_allowed(key, allowed, sizeof(allowed));
+        rv_loader_problem(loader, origin, shown, "%s; allowed: %s", reason, allowed);
+    }
+}
+
+static void store(struct rv_loader *loader, struct rv_origin origin, const struct rv_key *key, uint32_t number,
+                  const char *shown, const char *text)
+{
+    char reason[RV_KEY_REASON_MAX];
+    int r = rv_key_store(key, rv_config_base(loader->config, key->scope, number), text, folder_of(loader, origin), reason,
+                         sizeof(reason));
+
+    if (r == 0)
+        *rv_config_origin(loader->config, key, number) = origin;
+    report(loader, origin, key, shown, r, reason);
+}
+
+/* Defaults of all keys of one scope. The table's defaults are right: a unit test reads every one of them. */
+static int store_defaults(struct rv_config_private *config, enum rv_key_scope scope, uint32_t number)
+{
+    char reason[RV_KEY_REASON_MAX];
+
+    for (unsigned i = 0; rv_key_at(i); i++) {
+        const struct rv_key *key = rv_key_at(i);
+        int r;
+
+        if (key->scope != scope || key->type >= RV_KEY_LIST)
+            continue;
+        r = rv_key_store(key, rv_config_base(config, scope, number), key->fallback, "/", reason, sizeof(reason));
+        if (r < 0)
+            return r;
+    }
+    return 0;
+}
+
+/* ---- models and types by name ------------------------------------------------------------------------------------ */
+
+static bool name_is_valid(const char *name)
+{
+    static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+    size_t n = strlen(name);
+
+    return n > 0 && n <= RV_NAME_MAX && strspn(name, letters) == n;
+}
+
+/* Grows two arrays that go side by side. */
+static int grow(void **structs, size_t struct_size, struct rv_entity **entities, uint32_t *room, uint32_t limit)
+{
+    uint32_t wanted = *room ? *room * 2 : 8;
+    void *p;
+
+    wanted = wanted > limit ? limit : wanted;
+    p = reallocarray(*structs, wanted, struct_size);
+    if (!p)
+        return -ENOMEM;
+    *structs = p;
+    p = reallocarray(*entities, wanted, sizeof(**entities));
+    if (!p)
+        return -ENOMEM;
+    *entities = p;
+    memset((uint8_t *)*structs + *room * struct_size, 0, (wanted - *room) * struct_size);
+    memset(*entities + *room, 0, (wanted - *room) * sizeof(**entities));
+    *room = wanted;
+    return 0;
+}
+
+static const char *entity_name(struct rv_config_private *config, enum rv_key_scope scope, uint32_t number)
+{
+    return scope == RV_SCOPE_MODEL ? config->config.models[number].name : config->config.types[number].name;
+}
+
+static int entity_add(struct rv_config_private *config, enum rv_key_scope scope, const char *name, uint32_t *ret_number)
+{
+    struct rv_config *c = &config->config;
+    bool is_model = scope == RV_SCOPE_MODEL;
+    uint32_t *count = is_model ? &c->model_count : &c->type_count;
+    uint32_t room = is_model ? config->model_room : config->type_room;
+    char *copy;
+    int r = 0;
+
+    if (*count == room) {
+        void *structs = is_model ? (void *)c->models : (void *)c->types;
+
+        r = is_model ? grow(&structs, sizeof(*c->models), &config->models, &config->model_room, RV_MODELS_MAX)
+                     : grow(&structs, sizeof(*c->types), &config->types, &config->type_room, RV_TYPES_MAX);
+        if (is_model)
+            c->models = structs;
+        else
+            c->types = structs;
+    }
+    copy = strdup(name);
+    if (r < 0 || !copy) {
+        free(copy);
+        return -ENOMEM;
+    }
+    *ret_number = (*count)++;
+    if (is_model)
+        c->models[*ret_number].name = copy;
+    else
+        c->types[*ret_number].name = copy;
+    return store_defaults(config, scope, *ret_number);
+}
+
+/* Finds or adds; false = reported. */
+static bool entity_get(struct rv_loader *loader, struct rv_origin origin, enum rv_key_scope scope, const char *name,
+                       uint32_t *ret_number)
+{
+    const char *section = scope == RV_SCOPE_MODEL ? "models" : "types";
+    uint32_t limit = scope == RV_SCOPE_MODEL ? RV_MODELS_MAX : RV_TYPES_MAX;
+    uint32_t count = scope == RV_SCOPE_MODEL ? loader->config->config.model_count : loader->config->config.type_count;
+    char shown[SHOWN_MAX];
+
+    for (uint32_t i = 0; i < count; i++) {
+        if (strcmp(entity_name(loader->config, scope, i), name) == 0) {
+            *ret_number = i;
+            return true;
+        }
+    }
+    if (!name_is_valid(name)) {
+        rv_loader_problem(loader, origin, section, "\"%s\" is not a name; 1 to 64 letters, digits and . _ - are allowed",
+                          rv_escape(shown, sizeof(shown), name, strlen(name)));
+        return false;
+    }
+    if (count >= limit) {
+        rv_loader_problem(loader, origin, section, "too many; at most %u are allowed", limit);
+        return false;
+    }
+    if (entity_add(loader->config, scope, name, ret_number) < 0) {
+        loader->no_memory = true;
+        return false;
+    }
+    if (scope == RV_SCOPE_MODEL)
+        loader->config->models[*ret_number].origin = origin;
+    else
+        loader->config->types[*ret_number].origin = origin;
+    return true;
+}
+
+/* ---- the file ---------------------------------------------------------------------------------------------------- */
+
+static const char *const kind_names[] = {
+    [RV_NODE_SCALAR] = "a single value", [RV_NODE_LIST] = "a list", [RV_NODE_MAP] = "a map"};
+
+static bool is_empty(const struct rv_node *node)
+{
+    return node->kind == RV_NODE_SCALAR && node->plain && *node->text == '\0';
+}
+
+static void store_elements(struct rv_loader *loader, const struct rv_key *key, uint32_t number, const char *shown,
+                           const struct rv_node *node)
+{
+    void *base = rv_config_base(loader->config, key->scope, number);
+
+    rv_key_clear(key, base);
+    *rv_config_origin(loader->config, key, number) = at_line(node->line);
+    for (const struct rv_node *child = node->child; child; child = child->next) {
+        char reason[RV_KEY_REASON_MAX];
+        int r = -EINVAL;
+
+        if (child->kind != RV_NODE_SCALAR)
+            (void)snprintf(reason, sizeof(reason), "an element is %s, not a text", kind_names[child->kind]);
+        else
+            r = rv_key_append(key, base, child->key ? child->key->text : NULL, child->text, loader->file_folder, reason,
+                              sizeof(reason));
+        report(loader, at_line(child->line), key, shown, r, reason);
+    }
+}
+
+static void store_node(struct rv_loader *loader, const struct rv_key *key, uint32_t number, const char *shown,
+                       const struct rv_node *node)
+{
+    enum rv_node_kind wanted = key->type == RV_KEY_MAP ? RV_NODE_MAP
+                               : key->type >= RV_KEY_LIST ? RV_NODE_LIST
+                                                          : RV_NODE_SCALAR;
+    char reason[RV_KEY_REASON_MAX];
+
+    if (is_empty(node) && wanted == RV_NODE_SCALAR)
+        report(loader, at_line(node->line), key, shown, -EINVAL, "the value is missing");
+    else if (is_empty(node))
+        ; /* "env:" with everything under it commented out */
+    else if (node->kind != wanted) {
+        (void)snprintf(reason, sizeof(reason), "is %s", kind_names[node->kind]);
+        report(loader, at_line(node->line), key, shown, -EINVAL, reason);
+    } else if (wanted == RV_NODE_SCALAR)
+        store(loader, at_line(node->line), key, number, shown, node->text);
+    else
+        store_elements(loader, key, number, shown, node);
+}
+
+static void report_duplicates(struct rv_loader *loader, const struct rv_node *map, const char *shown_prefix)
+{
+    char word[SHOWN_MAX];
+
+    for (const struct rv_node *a = map->child; a; a = a->next) {
+        for (const struct rv_node *b = map->child; b != a; b = b->next) {
+            if (strcmp(a->key->text, b->key->text) != 0)
+                continue;
+            rv_escape(word, sizeof(word), a->key->text, strlen(a->key->text));
+            rv_loader_problem(loader, at_line(a->key->line), "", "%s%s: is here twice, first in line %u; once is allowed",
+                              shown_prefix, word, b->key->line);
+            break;
+        }
+    }
+}
+
+static void report_unknown(struct rv_loader *loader, struct rv_origin origin, const char *prefix,
+                           const char *shown_prefix, const char *word)
+{
+    char shown[SHOWN_MAX], guess[RV_KEY_PATH_MAX];
+
+    rv_escape(shown, sizeof(shown), word, strlen(word));
+    if (rv_key_suggest(prefix, word, guess, sizeof(guess)))
+        rv_loader_problem(loader, origin, "", "%s%s: unknown key, did you mean \"%s\"?", shown_prefix, shown, guess);
+    else
+        rv_loader_problem(loader, origin, "", "%s%s: unknown key; `resvisor check --reference` lists all keys",
+                          shown_prefix, shown);
+}
+
+static void walk_names(struct rv_loader *loader, const struct rv_node *map, enum rv_key_scope scope);
+
+/* prefix: "" or "pool." or "types.*."; shown_prefix the same with the name in it. */
+static void walk_section(struct rv_loader *loader, const struct rv_node *map, const char *prefix,
+                         const char *shown_prefix, uint32_t number)
+{
+    report_duplicates(loader, map, shown_prefix);
+    for (const struct rv_node *node = map->child; node; node = node->next) {
+        const char *word = node->key->text;
+        char pattern[RV_KEY_PATH_MAX], shown[RV_KEY_PATH_MAX];
+        const struct rv_key *key = NULL;
+
+        if (strlen(word) < RV_NAME_MAX) {
+            (void)snprintf(pattern, sizeof(pattern), "%s%s", prefix, word);
+            (void)snprintf(shown, sizeof(shown), "%s%s", shown_prefix, word);
+            key = rv_key_find(pattern);
+        }
+        if (key) {
+            store_node(loader, key, number, shown, node);
+        } else if (strlen(word) >= RV_NAME_MAX || strchr(word, '*') || *word == '\0' || !rv_key_is_section(pattern)) {
+            report_unknown(loader, at_line(node->key->line), prefix, shown_prefix, word);
+        } else if (node->kind != RV_NODE_MAP && !is_empty(node)) {
+            rv_loader_problem(loader, at_line(node->line), shown, "is %s; allowed: a map", kind_names[node->kind]);
+        } else if (strcmp(word, "models") == 0) {
+            walk_names(loader, node, RV_SCOPE_MODEL);
+        } else if (strcmp(word, "types") == 0) {
+            walk_names(loader, node, RV_SCOPE_TYPE);
+        } else {
+            char deeper[RV_KEY_PATH_MAX];
+
+            (void)snprintf(deeper, sizeof(deeper), "%.*s.", (int)sizeof(deeper) - 2, pattern);
+            walk_section(loader, node, deeper, deeper, 0);
+        }
+    }
+}
+
+static void walk_names(struct rv_loader *loader, const struct rv_node *map, enum rv_key_scope scope)
+{
+    bool is_model = scope == RV_SCOPE_MODEL;
+    const char *section = is_model ? "models." : "types.";
+
+    report_duplicates(loader, map, section);
+    for (const struct rv_node *node = map->child; node; node = node->next) {
+        char shown[RV_KEY_PATH_MAX];
+        uint32_t number;
+
+        if (!entity_get(loader, at_line(node->key->line), scope, node->key->text, &number))
+            continue;
+        (void)snprintf(shown, sizeof(shown), "%s%s", section, node->key->text);
+        if (is_model && node->kind == RV_NODE_SCALAR && !is_empty(node)) {
+            store(loader, at_line(node->line), rv_key_find("models.*.path"), number, shown, node->text);
+        } else if (node->kind == RV_NODE_MAP) {
+            (void)snprintf(shown, sizeof(shown), "%s%s.", section, node->key->text);
+            walk_section(loader, node, is_model ? "models.*." : "types.*.", shown, number);
+        } else if (!is_empty(node)) {
+            rv_loader_problem(loader, at_line(node->line), shown, "is %s; allowed: a map%s", kind_names[node->kind],
+                              is_model ? " or the path of a file" : "");
+        }
+    }
+}
+
+/* Reads at most RV_CONFIG_FILE_MAX bytes of a regular file. */
+static int read_file(struct rv_loader *loader, char **ret_text, size_t *ret_length)
+{
+    int fd = open(loader->file, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not hold us up */
+    struct stat st;
+    char *text = NULL;
+    size_t length = 0;
+    ssize_t n = 1;
+
+    if (fd < 0 || fstat(fd, &st) < 0) {
+        rv_loader_problem(loader, at_line(0), "", "cannot be read: %s", strerror(errno));
+    } else if (!S_ISREG(st.st_mode)) {
+        rv_loader_problem(loader, at_line(0), "", "is not a regular file");
+    } else if ((uint64_t)st.st_size > RV_CONFIG_FILE_MAX) {
+        rv_loader_problem(loader, at_line(0), "", "is larger than 1 MiB; a configuration is smaller");
+    } else {
+        text = malloc(RV_CONFIG_FILE_MAX);
+        loader->no_memory = !text;
+        while (text && length < RV_CONFIG_FILE_MAX && (n = read(fd, text + length, RV_CONFIG_FILE_MAX - length)) > 0)
+            length += (size_t)n;
+        if (n < 0)
+            rv_loader_problem(loader, at_line(0), "", "cannot be read: %s", strerror(errno));
+    }
+    if (fd >= 0)
+        (void)close(fd);
+    if (!text || n < 0) {
+        free(text);
+        return -EINVAL;
+    }
+    *ret_text = text;
+    *ret_length = length;
+    return 0;
+}
+
+static void load_file(struct rv_loader *loader)
+{
+    struct rv_node *root = NULL;
+    char reason[RV_KEY_REASON_MAX] = "";
+    unsigned line = 0;
+    char *text = NULL;
+    size_t length = 0;
+    int r;
+
+    if (read_file(loader, &text, &length) < 0)
+        return;
+    r = rv_tree_parse(text, length, &root, &line, reason, sizeof(reason));
+    free(text);
+    if (r == -ENOMEM)
+        loader->no_memory = true;
+    else if (r < 0)
+        rv_loader_problem(loader, at_line(line), "", "%s", reason);
+    else if (root && root->kind == RV_NODE_MAP)
+        walk_section(loader, root, "", "", 0);
+    else if (root && !is_empty(root))
+        rv_loader_problem(loader, at_line(root->line), "", "the file holds %s; allowed: a map of keys",
+                          kind_names[root->kind]);
+    rv_tree_destroy(root);
+}
+
+/* ---- environment and flags --------------------------------------------------------------------------------------- */
+
+static void load_environment(struct rv_loader *loader)
+{
+    char name[RV_KEY_PATH_MAX];
+
+    for (unsigned i = 0; rv_key_at(i); i++) {
+        const struct rv_key *key = rv_key_at(i);
+        const char *value;
+
+        if (rv_key_environment(key, name, sizeof(name)) && (value = getenv(name)) && *value)
+            store(loader, (struct rv_origin){RV_SOURCE_ENVIRONMENT, 0}, key, 0, name, value);
+    }
+}
+
+/* Splits "types.NAME.queue" at the first and at the last dot, since names may hold dots. `env` takes one more segment:
+ * "types.NAME.env.HOME". NULL = no such key. */
+static const struct rv_key *find_by_path(const char *path, char *name, size_t size, const char **ret_variable)
+{
+    const struct rv_key *key = rv_key_find(path);
+    const char *first = strchr(path, '.'), *env = strstr(path, ".env."), *last = env ? env : strrchr(path, '.');
+    char pattern[RV_KEY_PATH_MAX];
+
+    name[0] = '\0';
+    *ret_variable = NULL;
+    if ((key && key->scope == RV_SCOPE_TOP) || !first || !last || last <= first)
+        return key && key->scope == RV_SCOPE_TOP ? key : NULL;
+    if ((size_t)(last - first) > size || strlen(path) >= sizeof(pattern))
+        return NULL;
+    (void)snprintf(name, size, "%.*s", (int)(last - first - 1), first + 1);
+    (void)snprintf(pattern, sizeof(pattern), "%.*s.*%s", (int)(first - path), path, env ? ".env" : last);
+    if (env)
+        *ret_variable = env + 5;
+    return rv_key_find(pattern);
+}
+
+/* A list or map by flag replaces what the file says; elements are separated by commas. */
+static void set_elements(struct rv_loader *loader, const struct rv_key *key, uint32_t number, const char *shown,
+                         char *value)
+{
+    void *base = rv_config_base(loader->config, key->scope, number);
+    struct rv_origin origin = {RV_SOURCE_FLAG, 0};
+    char *rest = value, *element;
+
+    rv_key_clear(key, base);
+    *rv_config_origin(loader->config, key, number) = origin;
+    while ((element = strsep(&rest, ",")) && (*element || rest)) {
+        char reason[RV_KEY_REASON_MAX];
+        char *text = element;
+
+        if (key->type == RV_KEY_MAP)
+            (void)strsep(&text, "=");
+        report(loader, origin, key, shown,
+               rv_key_append(key, base, element, text ? text : "", loader->work_folder, reason, sizeof(reason)), reason);
+    }
+}
+
+/* types.NAME.env.HOME=/x: one variable, the others stay. */
+static void set_variable(struct rv_loader *loader, const struct rv_key *key, uint32_t number, const char *shown,
+                         const char *variable, const char *value)
+{
+    struct rv_config_type *type = rv_config_base(loader->config, key->scope, number);
+    struct rv_origin origin = {RV_SOURCE_FLAG, 0};
+    char reason[RV_KEY_REASON_MAX];
+
+    *rv_config_origin(loader->config, key, number) = origin;
+    for (uint32_t i = 0; i < type->env_count; i++) {
+        char *copy;
+
+        if (strcmp(type->env[i].key, variable) != 0)
+            continue;
+        copy = strdup(value);
+        loader->no_memory |= !copy;
+        if (copy) {
+            free(type->env[i].value);
+            type->env[i].value = copy;
+        }
+        return;
+    }
+    report(loader, origin, key, shown, rv_key_append(key, type, variable, value, "", reason, sizeof(reason)), reason);
+}
+
+static void load_flag(struct rv_loader *loader, const char *set)
+{
+    struct rv_origin origin = {RV_SOURCE_FLAG, 0};
+    char name[RV_NAME_MAX + 1], shown[SHOWN_MAX];
+    const struct rv_key *key;
+    const char *variable;
+    char *copy = strdup(set), *value;
+    uint32_t number = 0;
+
+    if (!copy) {
+        loader->no_memory = true;
+        return;
+    }
+    value = strchr(copy, '=');
+    rv_escape(shown, sizeof(shown), copy, value ? (size_t)(value - copy) : strlen(copy));
+    if (!value) {
+        rv_loader_problem(loader, origin, shown, "has no value; allowed: --set KEY=VALUE");
+        goto out;
+    }
+    *value++ = '\0';
+    key = find_by_path(copy, name, sizeof(name), &variable);
+    if (!key) {
+        char *dot = strrchr(copy, '.');
+        char prefix[RV_KEY_PATH_MAX] = "";
+
+        if (dot && strchr(copy, '.') != dot) /* types.NAME.KEY */
+            (void)snprintf(prefix, sizeof(prefix), "%.*s.*.", (int)(strcspn(copy, ".") % 64), copy);
+        else if (dot)
+            (void)snprintf(prefix, sizeof(prefix), "%.*s.", (int)((dot - copy) % 64), copy);
+        shown[dot ? (size_t)(dot + 1 - copy) % sizeof(shown) : 0] = '\0';
+        report_unknown(loader, origin, prefix, shown, dot ? dot + 1 : copy);
+        goto out;
+    }
+    if (key->scope != RV_SCOPE_TOP && !entity_get(loader, origin, key->scope, name, &number))
+        goto out;
+    if (variable)
+        set_variable(loader, key, number, shown, variable, value);
+    else if (key->type >= RV_KEY_LIST)
+        set_elements(loader, key, number, shown, value);
+    else
+        store(loader, origin, key, number, shown, value);
+out:
+    free(copy);
+}
+
+/* ---- all together ------------------------------------------------------------------------------------------------ */
+
+static int find_folders(struct rv_loader *loader)
+{
+    char *real;
+
+    loader->work_folder = getcwd(NULL, 0);
+    if (!loader->work_folder)
+        loader->work_folder = strdup("/");
+    if (loader->file && (real = realpath(loader->file, NULL))) {
+        char *slash = strrchr(real, '/');
+
+        slash[slash == real] = '\0'; /* "/x.yaml" lies in "/" */
+        loader->file_folder = real;
+    } else {
+        loader->file_folder = strdup("/");
+    }
+    return loader->work_folder && loader->file_folder ? 0 : -ENOMEM;
+}
+
+static const char *find_file(const struct rv_config_sources *sources)
+{
+    const char *file = sources->file ? sources->file : getenv("RESVISOR_CONFIG");
+
+    if (file && *file)
+        return file;
+    return access(DEFAULT_FILE, F_OK) == 0 ? DEFAULT_FILE : NULL;
+}
+
+static void load_all(struct rv_loader *loader, const struct rv_config_sources *sources)
+{
+    if (loader->file)
+        load_file(loader);
+    load_environment(loader);
+    for (unsigned i = 0; sources->sets && sources->sets[i]; i++)
+        load_flag(loader, sources->sets[i]);
+    if (!loader->no_memory)
+        rv_config_check(loader);
+    if (loader->problem_count > RV_CONFIG_PROBLEMS_MAX)
+        fprintf(loader->problems, "and %u problems more\n", loader->problem_count - RV_CONFIG_PROBLEMS_MAX);
+}
+
+int rv_config_load(const struct rv_config_sources *sources, FILE *problems, struct rv_config **ret_config)
+{
+    struct rv_loader loader = {.problems = problems};
+    int r = -ENOMEM;
+
+    loader.config = calloc(1, sizeof(*loader.config));
+    if (!loader.config)
+        return -ENOMEM;
+    loader.config->config.clients_gid = loader.config->config.rpc_gid = -1;
+    loader.file = find_file(sources);
+    if (find_folders(&loader) < 0 || store_defaults(loader.config, RV_SCOPE_TOP, 0) < 0)
+        goto out;
+    if (loader.file && !(loader.config->config.file = strdup(loader.file)))
+        goto out;
+    load_all(&loader, sources);
+    r = loader.no_memory ? -ENOMEM : loader.problem_count ? -EINVAL : 0;
+out:
+    free(loader.file_folder);
+    free(loader.work_folder);
+    if (r == -ENOMEM)
+        fprintf(problems, "no memory to read the configuration\n");
+    if (r < 0)
+        rv_config_destroy(&loader.config->config);
+    else
+        *ret_config = &loader.config->config;
+    return r;
+}
+
+static void clear_scope(struct rv_config_private *config, enum rv_key_scope scope, uint32_t number)
+{
+    for (unsigned i = 0; rv_key_at(i); i++)
+        if (rv_key_at(i)->scope == scope)
+            rv_key_clear(rv_key_at(i), rv_config_base(config, scope, number));
+}
+
+void rv_config_destroy(struct rv_config *config)
+{
+    struct rv_config_private *all = (struct rv_config_private *)config;
+
+    if (!config)
+        return;
+    for (uint32_t i = 0; i < config->model_count; i++) {
+        clear_scope(all, RV_SCOPE_MODEL, i);
+        free(config->models[i].name);
+    }
+    for (uint32_t i = 0; i < config->type_count; i++) {
+        clear_scope(all, RV_SCOPE_TYPE, i);
+        free(config->types[i].name);
+    }
+    clear_scope(all, RV_SCOPE_TOP, 0);
+    free(config->models);
+    free(config->types);
+    free(all->models);
+    free(all->types);
+    free(config->file);
+    free(all);
+}

@@ -1,0 +1,231 @@
+#include "config_keys.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "config.h"
+
+#define TOP(member) RV_SCOPE_TOP, offsetof(struct rv_config, member), 0
+#define TOP_LIST(member, count) RV_SCOPE_TOP, offsetof(struct rv_config, member), offsetof(struct rv_config, count)
+#define MODEL(member) RV_SCOPE_MODEL, offsetof(struct rv_config_model, member), 0
+#define TYPE(member) RV_SCOPE_TYPE, offsetof(struct rv_config_type, member), 0
+#define TYPE_LIST(member, count)                                                                                       \
+    RV_SCOPE_TYPE, offsetof(struct rv_config_type, member), offsetof(struct rv_config_type, count)
+
+#define KIB UINT64_C(1024)
+#define MIB (1024 * KIB)
+#define GIB (1024 * MIB)
+#define TIB (1024 * GIB)
+#define SECOND UINT64_C(1000000)
+#define HOUR (3600 * SECOND)
+#define DAY (24 * HOUR)
+#define TEXT 0, RV_KEY_VALUE_MAX, false, NULL
+
+static const struct rv_key keys[] = {
+    {"runtime_dir", RV_KEY_PATH, TOP(runtime_dir), TEXT, "",
+     "Folder of the sockets and the lock. Made with mode 0700. Empty means `/run/resvisor` for root, else "
+     "`$XDG_RUNTIME_DIR/resvisor`, else `/tmp/resvisor-UID`. At most 69 bytes long, since socket paths are short."},
+    {"log_level", RV_KEY_CHOICE, TOP(log_level), 0, 0, false, "error|warning|info|debug", "info",
+     "Least important kind of line that is still logged."},
+
+    {"clients.group", RV_KEY_STRING, TOP(clients_group), TEXT, "",
+     "Group whose members may attach models, read the status and use jobs. Empty admits the owner and root only."},
+    {"clients.max", RV_KEY_UINT, TOP(max_clients), 1, 100000, false, NULL, "512",
+     "Connections to the supervisor at one time; further ones are refused."},
+    {"clients.max_leases", RV_KEY_UINT, TOP(max_leases), 1, 1000000, false, NULL, "4096",
+     "Leases of all clients together."},
+
+    {"rpc.enabled", RV_KEY_BOOL, TOP(rpc_enabled), 0, 0, false, NULL, "true",
+     "Whether gateways are served at `ipc://RUNTIME_DIR/rpc/rpc.ipc`, with events at `events.ipc` beside it."},
+    {"rpc.tcp", RV_KEY_STRING, TOP(rpc_tcp), TEXT, "",
+     "Serve requests at this `HOST:PORT` too. Needs rpc.token_file. There is no encryption: use a trusted network."},
+    {"rpc.events_tcp", RV_KEY_STRING, TOP(rpc_events_tcp), TEXT, "",
+     "Publish events at this `HOST:PORT` too. Whoever reaches it can read them, since a subscriber sends no token."},
+    {"rpc.token_file", RV_KEY_PATH, TOP(rpc_token_file), TEXT, "",
+     "File with the token that requests over TCP must carry. Its mode must give nothing to group and others (0600)."},
+    {"rpc.group", RV_KEY_STRING, TOP(rpc_group), TEXT, "",
+     "Group whose members may use the ipc addresses. Empty admits the owner and root only."},
+    {"rpc.result_bytes", RV_KEY_SIZE, TOP(rpc_result_bytes), MIB, 16 * TIB, false, NULL, "1GiB",
+     "Memory for results that wait to be fetched. The oldest ones go first when it is full."},
+    {"rpc.result_count", RV_KEY_UINT, TOP(rpc_result_count), 1, 100000, false, NULL, "256",
+     "Number of results that are kept for fetching."},
+    {"rpc.result_age", RV_KEY_DURATION, TOP(rpc_result_age_us), SECOND, 30 * DAY, false, NULL, "1h",
+     "How long a result is kept for fetching."},
+    {"rpc.jobs", RV_KEY_UINT, TOP(rpc_jobs), 16, 1000000, false, NULL, "4096",
+     "Job records that are kept. The oldest ended ones go first when it is full."},
+
+    {"pool.budget", RV_KEY_SIZE, TOP(pool_budget), 0, 1024 * TIB, true, NULL, "75%",
+     "Memory that all models together may take. A percentage is a share of the machine's memory. 0 means no limit."},
+    {"pool.huge_pages", RV_KEY_CHOICE, TOP(huge_pages), 0, 0, false, "off|auto|only", "off",
+     "Whether models lie in huge pages: `auto` uses them when enough are free, `only` refuses a load otherwise."},
+    {"pool.backend", RV_KEY_WORD, TOP(pool_backend), 0, 0, false, "memfd", "memfd", "What kind of memory models lie in."},
+    {"pool.load_timeout", RV_KEY_DURATION, TOP(load_timeout_us), SECOND, DAY, false, NULL, "10m",
+     "A load that takes longer is ended and fails."},
+    {"pool.load_retry", RV_KEY_DURATION, TOP(load_retry_us), 0, DAY, false, NULL, "30s",
+     "A failed load is not tried again before this time, unless the file has changed."},
+    {"pool.max_loads", RV_KEY_UINT, TOP(max_loads), 1, 64, false, NULL, "2", "Loads at one time; further ones wait."},
+    {"pool.direct", RV_KEY_WORD, TOP(pool_direct), 0, 0, false, "auto|always|never", "auto",
+     "Whether files are read past the page cache: `auto` does so when the file is not cached."},
+
+    {"model_folders", RV_KEY_PATHS, TOP_LIST(folders, folder_count), 0, RV_FOLDERS_MAX, false, NULL, "",
+     "Folders that models may lie in. A file elsewhere is never opened. A relative one is relative to the configuration "
+     "file."},
+
+    {"models.*.path", RV_KEY_STRING, MODEL(path), TEXT, "",
+     "The model's file. A relative one is looked up in model_folders, in their order. Required. Short form: "
+     "`NAME: path`."},
+    {"models.*.preload", RV_KEY_BOOL, MODEL(preload), 0, 0, false, NULL, "false", "Load it at start."},
+    {"models.*.pin", RV_KEY_BOOL, MODEL(pin), 0, 0, false, NULL, "false",
+     "Keep it in memory: it cannot be unloaded until `resvisor unpin`."},
+    {"models.*.format", RV_KEY_WORD, MODEL(format), 0, 0, false, "auto|safetensors|blob", "auto",
+     "How the file is read: `auto` decides by suffix and content, `blob` holds it as one piece."},
+
+    {"types.*.kind", RV_KEY_WORD, TYPE(kind), 0, 0, false, "native", "native", "Kind of worker."},
+    {"types.*.executor", RV_KEY_STRING, TYPE(executor), TEXT, "",
+     "The executor: a name such as `image`, looked up among the installed ones, or the absolute path of a `.so` file. "
+     "Required."},
+    {"types.*.models", RV_KEY_LIST, TYPE_LIST(models, model_count), 0, RV_TYPE_MODELS_MAX, false, NULL, "",
+     "Names of models that each worker attaches at start, in this order. Jobs use the first unless they name another."},
+    {"types.*.workers", RV_KEY_UINT, TYPE(workers), 1, RV_WORKERS_PER_TYPE_MAX, false, NULL, "1",
+     "Worker processes. Each runs one job at a time."},
+    {"types.*.queue", RV_KEY_UINT, TYPE(queue), 1, 100000, false, NULL, "64", "Jobs that may wait; further ones are refused."},
+    {"types.*.env", RV_KEY_MAP, TYPE_LIST(env, env_count), 0, RV_ENV_MAX, false, NULL, "",
+     "Environment variables of the workers, as a map of texts."},
+    {"types.*.start_timeout", RV_KEY_DURATION, TYPE(start_timeout_us), 100000, HOUR, false, NULL, "30s",
+     "From start to ready, time for loading models not counted. A worker that needs longer is killed."},
+    {"types.*.stop_timeout", RV_KEY_DURATION, TYPE(stop_timeout_us), 100000, HOUR, false, NULL, "10s",
+     "From the request to stop to the kill."},
+    {"types.*.ping_interval", RV_KEY_DURATION, TYPE(ping_interval_us), 100000, HOUR, false, NULL, "5s",
+     "Time between two signs of life that a worker is asked for while it runs a job. An idle one is not asked."},
+    {"types.*.ping_timeout", RV_KEY_DURATION, TYPE(ping_timeout_us), 100000, HOUR, false, NULL, "20s",
+     "A worker that does not answer for this long hangs, and is killed."},
+    {"types.*.stall_timeout", RV_KEY_DURATION, TYPE(stall_timeout_us), 0, DAY, false, NULL, "0",
+     "A job whose executor shows no progress for this long hangs, and its worker is killed. 0 means never."},
+    {"types.*.job_timeout", RV_KEY_DURATION, TYPE(job_timeout_us), 0, 7 * DAY, false, NULL, "0",
+     "Longest run time of a job. 0 means no limit."},
+    {"types.*.cancel_timeout", RV_KEY_DURATION, TYPE(cancel_timeout_us), 100000, HOUR, false, NULL, "10s",
+     "A worker whose cancelled job goes on for longer is killed."},
+    {"types.*.max_deaths", RV_KEY_UINT, TYPE(max_deaths), 1, 1000, false, NULL, "5",
+     "Deaths of a worker within death_window after which it is not started again until `resvisor restart TYPE`."},
+    {"types.*.death_window", RV_KEY_DURATION, TYPE(death_window_us), SECOND, DAY, false, NULL, "5m",
+     "The time that max_deaths counts in."},
+    {"types.*.mapping", RV_KEY_WORD, TYPE(mapping), 0, 0, false, "private|shared", "private",
+     "How workers map models: `private` makes own copies of pages that they write to, `shared` is read-only."},
+};
+
+#define KEY_COUNT (sizeof(keys) / sizeof(keys[0]))
+
+const struct rv_key *rv_key_at(unsigned i)
+{
+    return i < KEY_COUNT ? &keys[i] : NULL;
+}
+
+const struct rv_key *rv_key_find(const char *pattern)
+{
+    for (unsigned i = 0; i < KEY_COUNT; i++)
+        if (strcmp(keys[i].pattern, pattern) == 0)
+            return &keys[i];
+    return NULL;
+}
+
+unsigned rv_key_number(const struct rv_key *key)
+{
+    unsigned number = 0;
+
+    for (const struct rv_key *k = keys; k < key; k++)
+        if (k->scope == key->scope)
+            number++;
+    return number;
+}
+
+bool rv_key_is_section(const char *pattern)
+{
+    size_t n = strlen(pattern);
+
+    for (unsigned i = 0; i < KEY_COUNT; i++)
+        if (strncmp(keys[i].pattern, pattern, n) == 0 && keys[i].pattern[n] == '.')
+            return true;
+    return false;
+}
+
+/* ---- "did you mean" -------------------------------------------------------------------------------------------- */
+
+#define WORD_MAX_BYTES 32u /* longer words get no suggestion */
+
+/* Edit distance with swaps of neighbours counted as one step; both texts at most WORD_MAX_BYTES long. */
+static unsigned edit_distance(const char *a, size_t a_length, const char *b, size_t b_length)
+{
+    unsigned rows[3][WORD_MAX_BYTES + 1];
+    unsigned *before = rows[0], *above = rows[1], *row = rows[2];
+
+    for (unsigned j = 0; j <= b_length; j++)
+        above[j] = before[j] = j;
+    for (unsigned i = 1; i <= a_length; i++) {
+        unsigned *old = before;
+
+        row[0] = i;
+        for (unsigned j = 1; j <= b_length; j++) {
+            unsigned best = above[j - 1] + (a[i - 1] != b[j - 1]);
+
+            best = above[j] + 1 < best ? above[j] + 1 : best;
+            best = row[j - 1] + 1 < best ? row[j - 1] + 1 : best;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] && before[j - 2] + 1 < best)
+                best = before[j - 2] + 1;
+            row[j] = best;
+        }
+        before = above;
+        above = row;
+        row = old;
+    }
+    return above[b_length];
+}
+
+/* Takes candidate over as the best if it is closer than *best. */
+static void consider(const char *word, const char *candidate, size_t length, unsigned *best, char *buffer, size_t size)
+{
+    size_t n = strlen(word);
+    unsigned distance;
+
+    if (n == 0 || n > WORD_MAX_BYTES || length == 0 || length > WORD_MAX_BYTES || length >= size)
+        return;
+    distance = edit_distance(word, n, candidate, length);
+    /* "huge" for "huge_pages" is a good guess although five letters are missing */
+    if (n >= 3 && n < length && strncmp(word, candidate, n) == 0)
+        distance = 1;
+    if (distance < *best) {
+        *best = distance;
+        memcpy(buffer, candidate, length);
+        buffer[length] = '\0';
+    }
+}
+
+static unsigned too_far(const char *word)
+{
+    size_t n = strlen(word);
+
+    return n < 3 ? 1 : n < 5 ? 2 : n < 8 ? 3 : 4; /* too short a word is close to everything */
+}
+
+bool rv_key_suggest(const char *prefix, const char *word, char *buffer, size_t size)
+{
+    unsigned limit = too_far(word), best = limit;
+    size_t n = strlen(prefix);
+
+    for (unsigned i = 0; i < KEY_COUNT; i++)
+        if (strncmp(keys[i].pattern, prefix, n) == 0)
+            consider(word, keys[i].pattern + n, strcspn(keys[i].pattern + n, "."), &best, buffer, size);
+    return best < limit;
+}
+
+bool rv_word_suggest(const char *words, const char *word, char *buffer, size_t size)
+{
+    unsigned limit = too_far(word), best = limit;
+
+    while (*words) {
+        size_t length = strcspn(words, "|");
+
+        consider(word, words, length, &best, buffer, size);
+        words += length + (words[length] == '|');
+    }
+    return best < limit;
+}
