@@ -61,12 +61,10 @@ stage() {
 }
 
 make_venv() {
-    if ! cmp -s tests/requirements.txt "$build/venv/requirements.txt"; then
-        rm -rf "$build/venv"
-        python3 -m venv "$build/venv"
-        "$build/venv/bin/python" -m pip install -q --disable-pip-version-check -r tests/requirements.txt
-        cp tests/requirements.txt "$build/venv/requirements.txt"
-    fi
+    cmp -s tests/requirements.txt "$build/venv/requirements.txt" ||
+        { rm -rf "$build/venv" && python3 -m venv "$build/venv" &&
+            "$build/venv/bin/python" -m pip install -q --disable-pip-version-check -r tests/requirements.txt &&
+            cp tests/requirements.txt "$build/venv/requirements.txt"; }
 }
 
 # build_tree PRESET

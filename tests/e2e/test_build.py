@@ -1,0 +1,143 @@
+"""The programs as built and as installed: links, exported names, a moved prefix, the style rules."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from harness.service import BUILD, ROOT, SANITIZED, run_program
+
+# Direct links of each program: soname patterns that are allowed beside libc.
+LIBC = ("libc.so", "libm.so", "libpthread.so", "ld-linux", "libgcc_s", "linux-vdso")
+SANITIZERS = ("libasan", "libubsan", "libtsan")
+LINKS = {
+    "bin/resvisor": ("libevent_core", "libprotobuf-c", "libyaml", "libjansson"),
+    "libexec/resvisor/resvisor-router": ("libevent_core", "libprotobuf-c", "libnanomsg", "libxxhash", "libbsd"),
+    "libexec/resvisor/resvisor-loader": ("libprotobuf-c", "libjansson", "libxxhash", "liburing"),
+    "libexec/resvisor/resvisor-worker": ("libresvisor", "libprotobuf-c", "libxxhash"),
+    "lib/libresvisor.so.1": ("libprotobuf-c", "libxxhash"),
+}
+FORBIDDEN_IN_SUPERVISOR = re.compile(r"nanomsg|cuda|curl|microhttpd|wslay|gnutls|openssl|libssl|http", re.IGNORECASE)
+
+
+def needed(path):
+    text = subprocess.run(["readelf", "-d", str(path)], check=True, capture_output=True, text=True).stdout
+    return re.findall(r"\(NEEDED\).*\[(.+)\]", text)
+
+
+@pytest.mark.parametrize("program", LINKS)
+def test_a_program_links_what_it_may_and_no_more(program):
+    extra = [
+        name for name in needed(BUILD / program) if not name.startswith((*LIBC, *SANITIZERS, *LINKS[program]))
+    ]  # fmt: skip
+    assert extra == []
+
+
+def test_the_supervisor_reaches_no_nanomsg_cuda_or_http_library_at_all():
+    text = subprocess.run(["ldd", str(BUILD / "bin/resvisor")], check=True, capture_output=True, text=True).stdout
+    names = [line.split()[0] for line in text.splitlines() if line.strip()]
+    assert "not found" not in text
+    assert [name for name in names if FORBIDDEN_IN_SUPERVISOR.search(name)] == []
+
+
+def test_nanomsg_is_in_the_router_only():
+    programs = [path for path in (BUILD / "bin").iterdir()] + [path for path in (BUILD / "libexec/resvisor").iterdir()]
+    with_nanomsg = [path.name for path in programs if any("nanomsg" in name for name in needed(path))]
+    assert with_nanomsg == ["resvisor-router"]
+
+
+def test_libresvisor_exports_its_header_and_nothing_else():
+    text = subprocess.run(
+        ["nm", "-D", "--defined-only", str(BUILD / "lib/libresvisor.so.1")], check=True, capture_output=True, text=True
+    ).stdout
+    exported = {line.split()[-1].split("@")[0] for line in text.splitlines() if line.split()[1] in "TDBR"}
+    header = (ROOT / "worker/include/resvisor.h").read_text()
+    declared = set(re.findall(r"\b(rv_[a-z0-9_]+)\(", "".join(re.findall(r"RV_API[^;]*;", header))))
+    assert declared <= exported
+    assert {name for name in exported - declared if not name.startswith(("__asan", "__odr_asan", "__ubsan"))} == set()
+
+
+def test_style():
+    result = subprocess.run(
+        [sys.executable, str(ROOT / "tests/style.py"), str(ROOT), "--include", str(BUILD / "proto")],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout
+
+
+def test_scripts_are_executable_and_parse():
+    for name in ("deploy/install-dependencies.sh", "deploy/quickstart.sh", "tests/run.sh", "tests/fuzz/run.sh", ".ci/run"):
+        path = ROOT / name
+        assert os.access(path, os.X_OK), name
+        shell = "bash" if path.read_text().startswith("#!/usr/bin/env bash") else "sh"
+        assert subprocess.run([shell, "-n", str(path)]).returncode == 0, name
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """An installation that was moved after it was made, into a folder with a blank in its name."""
+    folder = tmp_path_factory.mktemp("installed")
+    subprocess.run(
+        ["cmake", "--install", str(BUILD), "--prefix", str(folder / "first")], check=True, stdout=subprocess.DEVNULL
+    )
+    moved = folder / "second place"
+    shutil.move(folder / "first", moved)
+    return moved
+
+
+def test_an_installation_has_its_parts(installed):
+    for name in (
+        "bin/resvisor", "libexec/resvisor/resvisor-router", "libexec/resvisor/resvisor-loader",
+        "libexec/resvisor/resvisor-worker", "lib/libresvisor.so.1", "include/resvisor.h", "include/resvisor-executor.h",
+        "lib/pkgconfig/resvisor.pc", "share/resvisor/rpc.proto",
+    ):  # fmt: skip
+        assert (installed / name).exists(), name
+    for kind in ("image", "video", "audio"):
+        assert list((installed / "lib/resvisor/executors").glob(f"*{kind}*.so")), kind
+
+
+def test_a_moved_installation_runs(installed, make_three):
+    service = make_three()
+    service.program = installed / "bin" / "resvisor"
+    service.start()
+    service.wait_ready()
+    text = pathlib.Path(f"/proc/{service.worker('image').pid}/maps").read_text()
+    assert str(installed) in text
+    assert str(BUILD) not in text
+    service.cli("submit", "image", "--wait", "--out", service.folder / "image.png")
+    assert (service.folder / "image.png").stat().st_size > 0
+
+
+@pytest.mark.skipif(SANITIZED, reason="a client would need the sanitizer's runtime first")
+def test_a_client_builds_against_the_installed_header(installed, bare, tmp_path):
+    source = tmp_path / "client.c"
+    source.write_text(
+        '#include <resvisor.h>\n#include <stdio.h>\nint main(void)\n{\n'
+        "    struct rv_connection *connection;\n    struct rv_failure err = {0};\n"
+        "    if (rv_connect(NULL, 5000, &connection, &err) < 0) {\n        puts(err.message);\n        return 1;\n    }\n"
+        '    rv_disconnect(connection);\n    puts("connected");\n    return 0;\n}\n'
+    )
+    env = {**os.environ, "PKG_CONFIG_PATH": str(installed / "lib/pkgconfig")}
+    flags = subprocess.run(
+        ["pkg-config", "--define-prefix", "--cflags", "--libs", "resvisor"], env=env, check=True, capture_output=True, text=True
+    ).stdout  # fmt: skip
+    lib, include = installed / "lib", installed / "include"
+    assert "-lresvisor" in flags
+    program = tmp_path / "client"
+    subprocess.run(
+        ["gcc", "-std=c17", "-Wall", "-Werror", f"-I{include}", str(source), "-o", str(program), f"-L{lib}", "-lresvisor",
+         f"-Wl,-rpath,{lib}"],
+        check=True,
+    )  # fmt: skip
+    result = run_program(program=program, env=bare.env)
+    assert result.stdout == "connected\n"
+
+
+def test_version_is_the_one_of_the_build():
+    text = (ROOT / "CMakeLists.txt").read_text()
+    version = re.search(r"project\(resvisor VERSION ([0-9.]+)", text).group(1)
+    assert version in run_program("version").stdout

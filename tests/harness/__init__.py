@@ -1,0 +1,1 @@
+"""Helpers of the Python tests: a real resvisor, its sockets, /proc, and files good and bad."""
