@@ -54,7 +54,8 @@ struct rv_failure {
 /*
  * Connects to the supervisor's local socket. socket_path NULL = $RESVISOR_SOCKET, else
  * $RESVISOR_RUNTIME_DIR/control/resvisor.sock, else /run/resvisor/control/resvisor.sock as root, else
- * $XDG_RUNTIME_DIR/resvisor/control/resvisor.sock. timeout_ms: for the handshake; negative = no limit.
+ * $XDG_RUNTIME_DIR/resvisor/control/resvisor.sock, else /tmp/resvisor-UID/control/resvisor.sock if that directory is this
+ * user's and nobody else may write to it. timeout_ms: for the handshake; negative = no limit.
  * -ECONNREFUSED / -ENOENT = not running; -EACCES = not admitted; -ETIMEDOUT; -EPROTO = other version.
  */
 RV_API int rv_connect(const char *socket_path, int timeout_ms, struct rv_connection **ret_connection,
@@ -233,7 +234,10 @@ RV_API int rv_job_add_output(struct rv_job *job, const char *name, const char *c
 /* Reports what this job waited for weights and read from files, in addition to what rv_attach counted itself. */
 RV_API void rv_job_count_load(struct rv_job *job, uint64_t load_us, uint64_t read_bytes);
 
-/* End the job and free it. The result is kept in this process until the router has taken it. */
+/*
+ * End the job and free it. The result is kept in this process until the router acknowledges it (64 results and 2 GiB of
+ * outputs at most; the oldest go first). -ENOMEM = the end could not be written down: the job lives on.
+ */
 RV_API int rv_job_finish(struct rv_job *job);
 /* code 0 = ERROR_JOB_FAILED, or ERROR_CANCELLED if the job was cancelled. */
 RV_API int rv_job_fail(struct rv_job *job, int code, const char *message);
