@@ -1,0 +1,234 @@
+/*
+ * resvisor-loader: reads one model file into sealed memory, hands the descriptors to the supervisor, and exits.
+ *
+ * Model files are untrusted: they are parsed here, in a process that holds nothing else. Descriptor RESVISOR_CONTROL_FD
+ * (3) is the channel to the supervisor; when that closes, this process ends at once.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "control.h"
+#include "fill.h"
+#include "memory.h"
+#include "plan.h"
+#include "reader.h"
+#include "sink.h"
+
+#define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
+
+#define CONTROL_FD_DEFAULT 3
+#define OOM_SCORE "500" /* before the supervisor, whose end would cost every model */
+#define PAGE 4096u
+#define HUGE_PAGE (2u * 1024 * 1024)
+
+struct load {
+    int socket;
+    int file;
+    const Rv__LoadStart *start; /* belongs to the frame */
+    struct stat before;
+    uint64_t started_us, disk_before;
+    struct rv_plan plan;
+    const struct rv_backend *backend;
+    struct rv_arena arena;
+    int arena_fd, index_fd;
+    uint64_t index_size;
+    const char *method;
+    struct rv_error err;
+};
+
+static void set_up_process(void)
+{
+    static const struct rlimit no_core = {0, 0}; /* a core file would hold the model */
+    int fd;
+
+    (void)signal(SIGPIPE, SIG_IGN);
+    (void)setrlimit(RLIMIT_CORE, &no_core);
+    (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+    if (fd >= 0) {
+        ssize_t n = write(fd, OOM_SCORE, sizeof(OOM_SCORE) - 1);
+
+        (void)n; /* where it is not allowed, the kernel chooses as it likes */
+        (void)close(fd);
+    }
+}
+
+static int control_fd(void)
+{
+    const char *text = getenv("RESVISOR_CONTROL_FD");
+    int fd = text ? atoi(text) : CONTROL_FD_DEFAULT;
+
+    return fd > 2 && fcntl(fd, F_SETFD, FD_CLOEXEC) == 0 ? fd : -1;
+}
+
+/* Bytes that this process has read from disks; 0 = not known. */
+static uint64_t disk_bytes(void)
+{
+    FILE *io = fopen("/proc/self/io", "re");
+    unsigned long long bytes = 0;
+    char line[128];
+
+    while (io && fgets(line, sizeof(line), io))
+        if (sscanf(line, "read_bytes: %llu", &bytes) == 1)
+            break;
+    if (io)
+        (void)fclose(io);
+    return bytes;
+}
+
+static int check_unchanged(struct load *l)
+{
+    struct stat now;
+
+    if (fstat(l->file, &now) < 0)
+        return rv_error_set(&l->err, errno, ERROR(FILE), "cannot examine the file: %s", strerror(errno));
+    if (now.st_size == l->before.st_size && now.st_ino == l->before.st_ino && now.st_dev == l->before.st_dev &&
+        now.st_mtim.tv_sec == l->before.st_mtim.tv_sec && now.st_mtim.tv_nsec == l->before.st_mtim.tv_nsec &&
+        now.st_ctim.tv_sec == l->before.st_ctim.tv_sec && now.st_ctim.tv_nsec == l->before.st_ctim.tv_nsec)
+        return 0;
+    return rv_error_set(&l->err, ESTALE, ERROR(MODEL_CHANGED), "the file changed while it was read");
+}
+
+static int make_plan(struct load *l)
+{
+    int r;
+
+    l->started_us = rv_now_us();
+    l->disk_before = disk_bytes();
+    if (fstat(l->file, &l->before) < 0)
+        return rv_error_set(&l->err, errno, ERROR(FILE), "cannot examine the file: %s", strerror(errno));
+    if (!S_ISREG(l->before.st_mode))
+        return rv_error_set(&l->err, EINVAL, ERROR(FILE), "this is not a regular file");
+    l->backend = rv_backend_by_id(l->start->backend);
+    if (!l->backend)
+        return rv_error_set(&l->err, EOPNOTSUPP, ERROR(UNSUPPORTED), "no memory backend has the number %u",
+                            l->start->backend);
+    r = rv_plan_make(l->file, (uint64_t)l->before.st_size, l->start->path, l->start->format, &l->plan, &l->err);
+    /* A file that changes under the parser looks malformed: say what is true. */
+    if (r < 0 && check_unchanged(l) < 0)
+        r = -ESTALE;
+    return r;
+}
+
+/* What the arena can take at most: huge pages may turn out not to be there. */
+static uint64_t planned_bytes(const struct load *l)
+{
+    uint64_t page = l->start->huge_pages == RV_HUGE_OFF ? PAGE : HUGE_PAGE;
+
+    return (l->plan.arena_used + page - 1) / page * page;
+}
+
+static void on_progress(void *context, uint64_t bytes_done)
+{
+    const struct load *l = context;
+
+    rv_control_progress(l->socket, bytes_done, l->plan.data_length);
+}
+
+static int fill_arena(struct load *l)
+{
+    struct rv_reader *reader = NULL;
+    struct rv_sink sink = {0};
+    int r = l->backend->create("resvisor-arena", l->plan.arena_used, (enum rv_huge_pages)l->start->huge_pages,
+                               &l->arena, &l->err);
+
+    if (r < 0)
+        return r;
+    l->arena_fd = r;
+    r = rv_reader_open(l->file, l->plan.data_start, l->plan.data_start + l->plan.data_length,
+                       (enum rv_direct_mode)l->start->direct, getenv("RESVISOR_LOADER_READER"), &reader, &l->err);
+    if (r == 0)
+        r = rv_sink_init(&sink, l->arena_fd, &l->arena, &l->err);
+    if (r == 0)
+        r = rv_fill(&l->plan, reader, &sink, on_progress, l, &l->err);
+    if (reader)
+        l->method = rv_reader_method(reader);
+    rv_reader_close(reader);
+    rv_sink_fini(&sink);
+    if (check_unchanged(l) < 0) /* more to the point than a read that failed because of it */
+        r = -ESTALE;
+    return r;
+}
+
+static int seal(struct load *l)
+{
+    const struct rv_index_arena row = {l->arena.size, l->arena.backend, l->arena.page_size};
+    int r = l->backend->seal(l->arena_fd, &l->err);
+
+    if (r < 0)
+        return r;
+    r = rv_index_builder_write(l->plan.builder, &row, 1, l->plan.metadata, l->plan.metadata_length,
+                               l->plan.header_digest, &l->index_size);
+    if (r < 0)
+        return rv_error_set(&l->err, -r, ERROR(NO_MEMORY), "cannot write the index: %s", strerror(-r));
+    l->index_fd = r;
+    return 0;
+}
+
+static int hand_over(const struct load *l)
+{
+    uint64_t disk = disk_bytes();
+    struct rv_control_result result = {.arena = &l->arena,
+                                       .arena_fd = l->arena_fd,
+                                       .index_fd = l->index_fd,
+                                       .index_size = l->index_size,
+                                       .read_bytes = l->plan.data_start + l->plan.data_length,
+                                       .disk_bytes = disk > l->disk_before ? disk - l->disk_before : 0,
+                                       .load_us = rv_now_us() - l->started_us,
+                                       .method = l->method};
+
+    return rv_control_done(l->socket, &l->plan, &result);
+}
+
+/* 0 = handed over, or the supervisor no longer wants it; negative errno = l->err was reported. */
+static int run_load(struct load *l)
+{
+    int r = make_plan(l);
+
+    if (r == 0) {
+        if (rv_control_plan(l->socket, &l->plan, planned_bytes(l)) < 0)
+            return 0; /* refused: the supervisor knows why */
+        r = fill_arena(l);
+    }
+    if (r == 0)
+        r = seal(l);
+    if (r == 0)
+        return hand_over(l);
+    rv_control_error(l->socket, &l->err);
+    return r;
+}
+
+int main(void)
+{
+    struct rv_frame frame = RV_FRAME_INIT;
+    struct load l = {.socket = control_fd(), .arena_fd = -1, .index_fd = -1, .method = ""};
+    int r = -EPROTO;
+
+    set_up_process();
+    if (l.socket < 0) {
+        (void)fprintf(stderr, "resvisor-loader is started by resvisor, not by hand\n");
+        return 2;
+    }
+    if (rv_control_open(l.socket) == 0 && rv_control_watch(l.socket) == 0 && rv_control_start(l.socket, &frame) == 0) {
+        l.start = frame.message->load_start;
+        l.file = rv_frame_take_fd(&frame, 0);
+        r = run_load(&l);
+        (void)close(l.file);
+    }
+    if (l.arena_fd >= 0)
+        (void)close(l.arena_fd);
+    if (l.index_fd >= 0)
+        (void)close(l.index_fd);
+    rv_plan_fini(&l.plan);
+    rv_frame_fini(&frame);
+    return r == 0 ? 0 : 1;
+}
