@@ -95,8 +95,10 @@ def real_models(tmp_path_factory):
     return folder
 
 
-def make_model(kind, path, size="8MiB"):
-    subprocess.run([str(MAKE_MODEL), kind, str(path), "--size", size], check=True, stdin=subprocess.DEVNULL)
+def make_model(kind, path, size="8MiB", seed=1):
+    subprocess.run(
+        [str(MAKE_MODEL), kind, "--bytes", size, "--seed", str(seed), str(path)], check=True, stdin=subprocess.DEVNULL
+    )
 
 
 THREE_TYPES = ("image", "video", "audio")

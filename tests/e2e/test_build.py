@@ -18,7 +18,7 @@ LINKS = {
     "bin/resvisor": ("libevent_core", "libprotobuf-c", "libyaml", "libjansson"),
     "libexec/resvisor/resvisor-router": ("libevent_core", "libprotobuf-c", "libnanomsg", "libxxhash", "libbsd"),
     "libexec/resvisor/resvisor-loader": ("libprotobuf-c", "libjansson", "libxxhash", "liburing"),
-    "libexec/resvisor/resvisor-worker": ("libresvisor", "libprotobuf-c", "libxxhash"),
+    "bin/resvisor-worker": ("libresvisor", "libprotobuf-c", "libxxhash"),
     "lib/libresvisor.so.1": ("libprotobuf-c", "libxxhash"),
 }
 FORBIDDEN_IN_SUPERVISOR = re.compile(r"nanomsg|cuda|curl|microhttpd|wslay|gnutls|openssl|libssl|http", re.IGNORECASE)
@@ -92,7 +92,7 @@ def installed(tmp_path_factory):
 def test_an_installation_has_its_parts(installed):
     for name in (
         "bin/resvisor", "libexec/resvisor/resvisor-router", "libexec/resvisor/resvisor-loader",
-        "libexec/resvisor/resvisor-worker", "lib/libresvisor.so.1", "include/resvisor.h", "include/resvisor-executor.h",
+        "bin/resvisor-worker", "lib/libresvisor.so.1", "include/resvisor.h", "include/resvisor-executor.h",
         "lib/pkgconfig/resvisor.pc", "share/resvisor/rpc.proto",
     ):  # fmt: skip
         assert (installed / name).exists(), name
