@@ -24,6 +24,7 @@ enum rv_exit {
     RV_EXIT_DEADLINE = 8,
     RV_EXIT_CANCELLED = 9,
     RV_EXIT_ALREADY_RUNNING = 10,
+    RV_EXIT_SUPERVISOR_DIED = 11, /* only from `resvisor start`: a signal ended the supervisor */
 };
 
 struct rv_error_row {

@@ -6,19 +6,31 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "clock.h"
 
 #define LINE_MAX_BYTES 2048
+#define FILE_MAX (64 * 1024 * 1024) /* bytes of a log file; a full one starts again */
+#define FILE_LOOK (1024 * 1024)     /* bytes between two looks at its size */
 
 static struct {
     const char *program;
     enum rv_log_level level;
     bool journal;
     uint64_t dropped;
+    uint64_t since_look;
+    void (*tee)(const char *line, uint64_t length, void *context);
+    void *tee_context;
 } state = {.program = "resvisor", .level = RV_LOG_INFO};
+
+void rv_log_set_tee(void (*tee)(const char *line, uint64_t length, void *context), void *context)
+{
+    state.tee = tee;
+    state.tee_context = context;
+}
 
 static const struct {
     const char *word;
@@ -48,6 +60,19 @@ bool rv_log_level_parse(const char *text, enum rv_log_level *ret_level)
     return false;
 }
 
+/* `start --detach` logs to a file, which nobody rotates: it must not fill the disk. */
+static void keep_file_small(size_t written)
+{
+    struct stat st;
+
+    state.since_look += written;
+    if (state.since_look < FILE_LOOK)
+        return;
+    state.since_look = 0;
+    if (fstat(STDERR_FILENO, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > FILE_MAX)
+        (void)!ftruncate(STDERR_FILENO, 0);
+}
+
 /* Standard error may be a pipe whose reader stands still, and may be shared with programs that want it blocking: so ask
  * before writing instead of setting O_NONBLOCK. A line is under PIPE_BUF, and a writable pipe takes that many whole. */
 static bool write_line(const char *line, size_t length)
@@ -60,6 +85,7 @@ static bool write_line(const char *line, size_t length)
     do {
         n = write(STDERR_FILENO, line, length);
     } while (n < 0 && errno == EINTR);
+    keep_file_small(length);
     return n == (ssize_t)length;
 }
 
@@ -114,7 +140,13 @@ void rv_log(enum rv_log_level level, const char *format, ...)
     va_start(ap, format);
     m = vsnprintf(line + n, sizeof(line) - n, format, ap);
     va_end(ap);
-    line_end(line, m < 0 ? n : n + (size_t)m);
+    if (m < 0)
+        m = 0;
+    if ((size_t)m >= sizeof(line) - n)
+        m = (int)(sizeof(line) - n - 1);
+    line_end(line, n + (size_t)m);
+    if (state.tee)
+        state.tee(line + n, (uint64_t)m, state.tee_context);
     errno = saved;
 }
 

@@ -24,6 +24,9 @@ void rv_log(enum rv_log_level level, const char *format, ...) __attribute__((for
 /* One finished line of another process (no newline), shown under that process' name. */
 void rv_log_relay(const char *program, const char *line, uint64_t length);
 
+/* Each line of rv_log (not of rv_log_relay) is also given to this function, without time and newline. NULL = to nobody. */
+void rv_log_set_tee(void (*tee)(const char *line, uint64_t length, void *context), void *context);
+
 #define rv_log_error(...) rv_log(RV_LOG_ERROR, __VA_ARGS__)
 #define rv_log_warning(...) rv_log(RV_LOG_WARNING, __VA_ARGS__)
 #define rv_log_info(...) rv_log(RV_LOG_INFO, __VA_ARGS__)

@@ -1,0 +1,44 @@
+/* What the files of children/ share among themselves. */
+#ifndef RV_CHILDREN_PRIVATE_H
+#define RV_CHILDREN_PRIVATE_H
+
+#include "children.h"
+
+struct rv_log_follower;
+struct rv_router;
+
+struct rv_children {
+    struct rv_child **alive; /* processes that have not ended; child_limit places */
+    uint32_t alive_count, child_limit;
+
+    struct rv_worker *workers; /* all of all types, in the order of the configuration */
+    uint32_t worker_count;
+    struct rv_restart_wait *restart_waits;
+    uint32_t restart_wait_count;
+
+    struct rv_router *router;
+
+    struct rv_log *logs; /* list of all logs */
+    struct rv_log *own_log;
+    struct rv_log_follower *followers;
+    uint32_t follower_count;
+};
+
+int rv_workers_init(struct rv_supervisor *s, uint32_t count);
+void rv_workers_fini(struct rv_supervisor *s);
+int rv_router_init(struct rv_supervisor *s);
+void rv_router_fini(struct rv_supervisor *s);
+void rv_logs_fini(struct rv_supervisor *s);
+
+/* The process of a worker as the kind of its type wants it started: the table of worker kinds is in worker_kinds.c. */
+struct rv_worker_kind {
+    const char *name;
+    /* Fills path and argv (texts owned by storage, at most RV_WORKER_ARGS_MAX pointers). 0 or negative errno with err. */
+    int (*command)(const struct rv_config_type *type, char *path, size_t path_size, const char **argv,
+                   struct rv_error *err);
+};
+#define RV_WORKER_ARGS_MAX (8u + 2u * RV_TYPE_MODELS_MAX)
+
+const struct rv_worker_kind *rv_worker_kind_by_name(const char *name);
+
+#endif

@@ -1,0 +1,314 @@
+/*
+ * What children print: a bounded ring per child for `resvisor logs`, and a copy of each line in our own log, at a bounded
+ * rate. A child that floods its log costs a bounded piece of each turn of the loop.
+ */
+#include <errno.h>
+#include <event2/event.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "children_private.h"
+#include "clock.h"
+#include "control/control.h"
+#include "log.h"
+#include "supervisor.h"
+
+#define LINE_BYTES 1024u         /* a longer line is cut into pieces */
+#define TURN_BYTES (16u * 1024)  /* read from one pipe per turn of the loop */
+#define RELAY_LINES 200u         /* lines of one child in our log per second; all are in its ring */
+#define FOLLOWERS_MAX 64u
+#define CHUNK_BYTES (32u * 1024) /* of a ring per LogLines frame */
+
+struct rv_log {
+    struct rv_supervisor *supervisor;
+    struct rv_log *next;
+    char name[RV_WORKER_ID_MAX];
+    char type[RV_NAME_MAX + 1];
+    struct event *event; /* of the pipe; NULL = closed */
+    int pipe;
+    char line[LINE_BYTES];
+    uint32_t line_length;
+    char *ring; /* RV_LOG_RING bytes, finished lines with newline */
+    uint32_t ring_start, ring_used;
+    uint64_t second; /* of the relay limit */
+    uint32_t relayed, suppressed;
+};
+
+struct rv_log_follower {
+    struct rv_session *session;
+    uint64_t id;
+    char type[RV_NAME_MAX + 1];
+};
+
+static void send_lines(struct rv_session *session, uint64_t id, const char *text, size_t length, bool last)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+    Rv__LogLines lines = RV__LOG_LINES__INIT;
+
+    lines.text.data = (uint8_t *)text;
+    lines.text.len = length;
+    lines.last = last;
+    frame.id = id;
+    frame.body_case = RV__FRAME__BODY_LOG_LINES;
+    frame.log_lines = &lines;
+    rv_session_send(session, &frame, NULL, 0);
+}
+
+static void ring_add(struct rv_log *log, const char *text, uint32_t length)
+{
+    for (uint32_t i = 0; i < length; i++) {
+        log->ring[(log->ring_start + log->ring_used) % RV_LOG_RING] = text[i];
+        if (log->ring_used < RV_LOG_RING)
+            log->ring_used++;
+        else
+            log->ring_start = (log->ring_start + 1) % RV_LOG_RING;
+    }
+}
+
+/* Keeps one finished line and sends it to whoever follows. */
+static void keep_line(struct rv_log *log, const char *text, uint32_t length)
+{
+    struct rv_children *c = log->supervisor->children;
+    char line[LINE_BYTES + RV_WORKER_ID_MAX + 8];
+    int n = snprintf(line, sizeof(line), "%s: %.*s\n", log->name, (int)length, text);
+
+    if (n < 0)
+        return;
+    if ((size_t)n >= sizeof(line))
+        n = (int)sizeof(line) - 1;
+    ring_add(log, line, (uint32_t)n);
+    for (uint32_t i = 0; i < c->follower_count; i++)
+        if (strcmp(c->followers[i].type, log->type) == 0)
+            send_lines(c->followers[i].session, c->followers[i].id, line, (size_t)n, false);
+}
+
+static void relay_line(struct rv_log *log, const char *text, uint32_t length)
+{
+    uint64_t second = rv_now_us() / RV_SEC;
+
+    if (second != log->second) {
+        if (log->suppressed)
+            rv_log_warning("%s: %u more lines; `resvisor logs %s` has the last ones", log->name, log->suppressed,
+                           log->type);
+        log->second = second;
+        log->relayed = log->suppressed = 0;
+    }
+    if (log->relayed < RELAY_LINES) {
+        log->relayed++;
+        rv_log_relay(log->name, text, length);
+    } else {
+        log->suppressed++;
+    }
+}
+
+static void finish_line(struct rv_log *log)
+{
+    char escaped[2 * LINE_BYTES];
+
+    if (log->line_length == 0)
+        return;
+    (void)rv_escape(escaped, sizeof(escaped), log->line, log->line_length);
+    log->line_length = 0;
+    keep_line(log, escaped, (uint32_t)strlen(escaped));
+    relay_line(log, escaped, (uint32_t)strlen(escaped));
+}
+
+/* Reads up to `limit` bytes. False = the pipe is at its end, or has nothing now. */
+static bool read_pipe(struct rv_log *log, size_t limit)
+{
+    char buffer[4096];
+
+    while (limit > 0) {
+        ssize_t n = read(log->pipe, buffer, sizeof(buffer));
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 && errno == EAGAIN;
+        for (ssize_t i = 0; i < n; i++) {
+            if (buffer[i] == '\n') {
+                finish_line(log);
+            } else {
+                log->line[log->line_length++] = buffer[i];
+                if (log->line_length == LINE_BYTES)
+                    finish_line(log);
+            }
+        }
+        limit -= (size_t)n < limit ? (size_t)n : limit;
+    }
+    return true;
+}
+
+static void close_pipe(struct rv_log *log)
+{
+    if (!log->event)
+        return;
+    event_free(log->event);
+    log->event = NULL;
+    (void)close(log->pipe);
+    log->pipe = -1;
+    finish_line(log);
+}
+
+static void on_readable(int pipe, short what, void *context)
+{
+    struct rv_log *log = context;
+
+    (void)pipe;
+    (void)what;
+    if (!read_pipe(log, TURN_BYTES))
+        close_pipe(log);
+}
+
+struct rv_log *rv_log_create(struct rv_supervisor *s, const char *name, const char *type)
+{
+    struct rv_log *log = calloc(1, sizeof(*log)), **tail;
+
+    if (!log)
+        return NULL;
+    log->ring = malloc(RV_LOG_RING);
+    if (!log->ring) {
+        free(log);
+        return NULL;
+    }
+    log->supervisor = s;
+    log->pipe = -1;
+    (void)snprintf(log->name, sizeof(log->name), "%s", name);
+    (void)snprintf(log->type, sizeof(log->type), "%s", type);
+    tail = &s->children->logs; /* workers are shown in their order */
+    while (*tail)
+        tail = &(*tail)->next;
+    *tail = log;
+    return log;
+}
+
+void rv_log_destroy(struct rv_log *log)
+{
+    if (!log)
+        return;
+    close_pipe(log);
+    for (struct rv_log **p = &log->supervisor->children->logs; *p; p = &(*p)->next) {
+        if (*p == log) {
+            *p = log->next;
+            break;
+        }
+    }
+    free(log->ring);
+    free(log);
+}
+
+int rv_log_open_pipe(struct rv_log *log, int pipe)
+{
+    close_pipe(log);
+    (void)fcntl(pipe, F_SETFL, O_NONBLOCK);
+    log->event = event_new(log->supervisor->base, pipe, EV_READ | EV_PERSIST, on_readable, log);
+    if (!log->event || event_add(log->event, NULL) < 0) {
+        if (log->event)
+            event_free(log->event);
+        log->event = NULL;
+        return -ENOMEM;
+    }
+    log->pipe = pipe;
+    return 0;
+}
+
+void rv_log_close_pipe(struct rv_log *log)
+{
+    if (log->event)
+        (void)read_pipe(log, RV_LOG_RING);
+    close_pipe(log);
+}
+
+/* ---- readers ---------------------------------------------------------------------------------------------------- */
+
+static void send_ring(const struct rv_log *log, struct rv_session *session, uint64_t id)
+{
+    uint32_t sent = 0;
+
+    while (sent < log->ring_used) {
+        uint32_t at = (log->ring_start + sent) % RV_LOG_RING;
+        uint32_t n = log->ring_used - sent;
+
+        if (n > RV_LOG_RING - at)
+            n = RV_LOG_RING - at;
+        if (n > CHUNK_BYTES)
+            n = CHUNK_BYTES;
+        send_lines(session, id, log->ring + at, n, false);
+        sent += n;
+    }
+}
+
+int rv_logs_send(struct rv_supervisor *s, struct rv_session *session, uint64_t id, const char *type, bool follow,
+                 struct rv_error *err)
+{
+    struct rv_children *c = s->children;
+    bool found = false;
+
+    for (const struct rv_log *log = c->logs; log; log = log->next)
+        found = found || strcmp(log->type, type) == 0;
+    if (!found)
+        return rv_error_set(err, ENOENT, RESVISOR__V1__ERROR_CODE__ERROR_NO_SUCH_TYPE,
+                            "no workflow type \"%s\"; also allowed: router, loader, resvisor", type);
+    if (follow && c->follower_count >= FOLLOWERS_MAX)
+        return rv_error_set(err, EBUSY, RESVISOR__V1__ERROR_CODE__ERROR_LIMIT, "%u readers follow logs already",
+                            FOLLOWERS_MAX);
+    for (const struct rv_log *log = c->logs; log; log = log->next)
+        if (strcmp(log->type, type) == 0)
+            send_ring(log, session, id);
+    if (follow) {
+        struct rv_log_follower *f = &c->followers[c->follower_count++];
+
+        *f = (struct rv_log_follower){.session = session, .id = id};
+        (void)snprintf(f->type, sizeof(f->type), "%s", type);
+    } else {
+        send_lines(session, id, "", 0, true);
+    }
+    return 0;
+}
+
+void rv_logs_forget_session(struct rv_supervisor *s, struct rv_session *session)
+{
+    struct rv_children *c = s->children;
+
+    for (uint32_t i = 0; c && i < c->follower_count;) {
+        if (c->followers[i].session == session)
+            c->followers[i] = c->followers[--c->follower_count];
+        else
+            i++;
+    }
+}
+
+static void tee_line(const char *line, uint64_t length, void *context)
+{
+    struct rv_children *c = context;
+    static bool inside; /* sending the line to a follower may log */
+
+    if (inside || !c->own_log)
+        return;
+    inside = true;
+    keep_line(c->own_log, line, (uint32_t)length);
+    inside = false;
+}
+
+int rv_logs_init(struct rv_supervisor *s)
+{
+    struct rv_children *c = s->children;
+
+    c->followers = calloc(FOLLOWERS_MAX, sizeof(*c->followers));
+    c->own_log = rv_log_create(s, "resvisor", "resvisor");
+    if (!c->followers || !c->own_log)
+        return -ENOMEM;
+    rv_log_set_tee(tee_line, c);
+    return 0;
+}
+
+void rv_logs_fini(struct rv_supervisor *s)
+{
+    rv_log_set_tee(NULL, NULL);
+    while (s->children->logs)
+        rv_log_destroy(s->children->logs);
+    free(s->children->followers);
+}

@@ -1,0 +1,586 @@
+/* A worker's life: states, restart policy, pings, draining. The restart policy is in on_exit and nowhere else. */
+#include <errno.h>
+#include <event2/event.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "children_private.h"
+#include "clock.h"
+#include "control/control.h"
+#include "log.h"
+#include "paths.h"
+#include "pool/pool.h"
+#include "supervisor.h"
+
+#define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
+
+#define STABLE_US (60 * RV_SEC)       /* ready for so long: earlier deaths no longer delay a restart */
+#define BACKOFF_MAX_US (60 * RV_SEC)
+#define SPAWN_RETRY_US RV_SEC         /* when the process could not even be made */
+#define TERM_TO_KILL_US (2 * RV_SEC)
+#define EXIT_DO_NOT_RESTART 78        /* EX_CONFIG: the worker says that a restart does not help */
+#define RESTART_WAITS_MAX 64u
+
+struct rv_worker {
+    struct rv_child child; /* first: on_exit finds the worker by it */
+    struct rv_supervisor *supervisor;
+    const struct rv_config_type *type;
+    char id[RV_WORKER_ID_MAX + 8];
+    enum rv_worker_state state;
+    uint32_t starts;
+    struct rv_deaths deaths;
+    uint64_t ready_us; /* when it became ready; 0 = not yet */
+    char last_exit[RV_EXIT_TEXT_MAX + RV_NAME_MAX + 64];
+    char job[RV_NAME_MAX + 1]; /* what the router gave it */
+    bool start_again;          /* after draining */
+    struct event *timer;       /* what it means depends on the state: see timers[] */
+    unsigned drain_stage;
+
+    uint64_t ping_sequence, ping_sent_us, tick_us;
+    bool ping_unanswered;
+    unsigned empty_pongs;
+};
+
+struct rv_restart_wait {
+    struct rv_session *session;
+    uint64_t id;
+    char type[RV_NAME_MAX + 1];
+};
+
+static void start(struct rv_worker *w);
+
+static void arm(struct rv_worker *w, uint64_t delay_us)
+{
+    struct timeval tv = {(time_t)(delay_us / RV_SEC), (suseconds_t)(delay_us % RV_SEC)};
+
+    (void)event_add(w->timer, &tv);
+}
+
+static void set_state(struct rv_worker *w, enum rv_worker_state state)
+{
+    w->state = state;
+    (void)event_del(w->timer);
+    rv_router_type_state(w->supervisor, w->type->name);
+}
+
+/* ---- who waits for a restart ------------------------------------------------------------------------------------ */
+
+/* True = the wait is over and was answered. */
+static bool restart_wait_check(struct rv_supervisor *s, const struct rv_restart_wait *wait)
+{
+    const struct rv_children *c = s->children;
+    struct rv_error err = {0};
+
+    for (uint32_t i = 0; i < c->worker_count; i++) {
+        const struct rv_worker *w = &c->workers[i];
+
+        if (strcmp(w->type->name, wait->type) != 0 || w->state == RV_WORKER_READY)
+            continue;
+        if (w->state != RV_WORKER_FAILED && !s->stopping)
+            return false;
+        rv_error_set(&err, EIO, s->stopping ? ERROR(SHUTTING_DOWN) : ERROR(TYPE_FAILED), "%s: %s", w->id, w->last_exit);
+    }
+    rv_session_reply(wait->session, wait->id, &err);
+    return true;
+}
+
+static void restart_waits_check(struct rv_supervisor *s)
+{
+    struct rv_children *c = s->children;
+
+    for (uint32_t i = 0; i < c->restart_wait_count;) {
+        struct rv_restart_wait wait = c->restart_waits[i];
+
+        if (!restart_wait_check(s, &wait)) {
+            i++;
+            continue;
+        }
+        c->restart_waits[i] = c->restart_waits[--c->restart_wait_count];
+    }
+}
+
+void rv_workers_forget_session(struct rv_supervisor *s, struct rv_session *session)
+{
+    struct rv_children *c = s->children;
+
+    for (uint32_t i = 0; c && i < c->restart_wait_count;) {
+        if (c->restart_waits[i].session == session)
+            c->restart_waits[i] = c->restart_waits[--c->restart_wait_count];
+        else
+            i++;
+    }
+}
+
+/* ---- death ------------------------------------------------------------------------------------------------------ */
+
+struct verdict {
+    enum rv_worker_state state;
+    uint64_t delay_us; /* BACKOFF: until the next start */
+    char next[128];    /* in words */
+};
+
+static void judge(struct rv_worker *w, const struct rv_exit_report *report, struct verdict *v)
+{
+    uint64_t now = rv_now_us();
+    uint32_t random = 0, within;
+
+    v->delay_us = 0;
+    if (w->supervisor->stopping || (w->state == RV_WORKER_DRAINING && !w->start_again)) {
+        v->state = RV_WORKER_STOPPED;
+        (void)snprintf(v->next, sizeof(v->next), "stays stopped");
+        return;
+    }
+    if (w->state == RV_WORKER_DRAINING) {
+        v->state = RV_WORKER_BACKOFF;
+        (void)snprintf(v->next, sizeof(v->next), "restarts as asked");
+        return;
+    }
+    if (w->ready_us && now - w->ready_us >= STABLE_US)
+        w->deaths.consecutive = 0;
+    within = rv_deaths_add(&w->deaths, now, w->type->death_window_us);
+    if (!report->signaled && report->status == EXIT_DO_NOT_RESTART) {
+        v->state = RV_WORKER_FAILED;
+        (void)snprintf(v->next, sizeof(v->next), "FAILED: it says that a restart does not help; `resvisor restart %s` "
+                       "resets it", w->type->name);
+    } else if (within > w->type->max_deaths) {
+        v->state = RV_WORKER_FAILED;
+        (void)snprintf(v->next, sizeof(v->next), "FAILED: %u deaths within %llu s; `resvisor restart %s` resets it", within,
+                       (unsigned long long)(w->type->death_window_us / RV_SEC), w->type->name);
+    } else {
+        v->state = RV_WORKER_BACKOFF;
+        (void)getrandom(&random, sizeof(random), 0);
+        v->delay_us = rv_backoff_us(w->deaths.consecutive, BACKOFF_MAX_US, random);
+        if (v->delay_us == 0)
+            (void)snprintf(v->next, sizeof(v->next), "restarts at once");
+        else
+            (void)snprintf(v->next, sizeof(v->next), "restarts in %.1f s", (double)v->delay_us / (double)RV_SEC);
+    }
+}
+
+static void on_exit_worker(struct rv_supervisor *s, struct rv_child *child, const struct rv_exit_report *report)
+{
+    struct rv_worker *w = (struct rv_worker *)child;
+    bool as_asked = w->state == RV_WORKER_DRAINING && !report->signaled && report->status == 0;
+    struct verdict v;
+
+    judge(w, report, &v);
+    if (!as_asked)
+        s->state.counters.worker_deaths++;
+    (void)snprintf(w->last_exit, sizeof(w->last_exit), "%s%s%s%s", report->text, w->state == RV_WORKER_STARTING ? ", before it was ready" : "",
+                   w->job[0] ? ", in job " : "", w->job);
+    rv_log(as_asked ? RV_LOG_INFO : RV_LOG_WARNING, "worker %s %s; %s", w->id, w->last_exit, v.next);
+    rv_router_worker_gone(s, w->id, child->process.incarnation, report->text, v.next);
+    w->job[0] = '\0';
+    w->ready_us = 0;
+    w->start_again = false;
+    set_state(w, v.state);
+    if (v.state == RV_WORKER_BACKOFF) {
+        if (v.delay_us)
+            arm(w, v.delay_us);
+        else
+            start(w);
+    }
+    restart_waits_check(s);
+}
+
+/* ---- start ------------------------------------------------------------------------------------------------------ */
+
+static void spawn_failed(struct rv_worker *w, const struct rv_error *err)
+{
+    /* No descriptors, no processes, no memory: none of it is the worker's fault, so it does not count as a death. */
+    (void)snprintf(w->last_exit, sizeof(w->last_exit), "not started: %.*s", RV_EXIT_TEXT_MAX, err->message);
+    rv_log_error("worker %s %s; tried again in 1 s", w->id, w->last_exit);
+    set_state(w, RV_WORKER_BACKOFF);
+    arm(w, SPAWN_RETRY_US);
+}
+
+static void start(struct rv_worker *w)
+{
+    struct rv_supervisor *s = w->supervisor;
+    const struct rv_worker_kind *kind = rv_worker_kind_by_name(w->type->kind);
+    char path[RV_PATH_MAX], id[128], type[128], incarnation[64], socket[RV_PATH_MAX + 64];
+    char *own_env[RV_ENV_MAX] = {NULL};
+    const char *argv[RV_WORKER_ARGS_MAX + 1], *env[RV_SPAWN_ENV_MAX + 1];
+    struct rv_error err = {0};
+    unsigned n = 0;
+    int r = 0;
+
+    if (s->stopping)
+        return;
+    if (!kind || kind->command(w->type, path, sizeof(path), argv, &err) < 0) {
+        spawn_failed(w, &err);
+        return;
+    }
+    (void)snprintf(id, sizeof(id), "RESVISOR_WORKER=%s", w->id);
+    (void)snprintf(type, sizeof(type), "RESVISOR_TYPE=%s", w->type->name);
+    (void)snprintf(incarnation, sizeof(incarnation), "RESVISOR_INCARNATION=%llu",
+                   (unsigned long long)s->state.counters.next_incarnation);
+    (void)snprintf(socket, sizeof(socket), "RESVISOR_SOCKET=%s/" RV_SOCKET_CONTROL, s->config->runtime_dir);
+    env[n++] = "RESVISOR_CONTROL_FD=3";
+    env[n++] = id;
+    env[n++] = type;
+    env[n++] = incarnation;
+    env[n++] = socket;
+    for (uint32_t i = 0; i < w->type->env_count && r >= 0; i++) {
+        r = asprintf(&own_env[i], "%s=%s", w->type->env[i].key, w->type->env[i].value);
+        if (r < 0) {
+            own_env[i] = NULL;
+            rv_error_set(&err, ENOMEM, ERROR(NO_MEMORY), "no memory for its environment");
+        }
+        env[n++] = own_env[i];
+    }
+    env[n] = NULL;
+    if (r >= 0)
+        r = rv_child_spawn(s, &w->child, &(struct rv_spawn_options){RV_CHILD_WORKER, w->id, path, argv, env}, &err);
+    for (uint32_t i = 0; i < w->type->env_count; i++)
+        free(own_env[i]);
+    if (r < 0) {
+        spawn_failed(w, &err);
+        return;
+    }
+    w->starts++;
+    w->ping_unanswered = false;
+    set_state(w, RV_WORKER_STARTING);
+    arm(w, w->type->start_timeout_us);
+    rv_log_info("worker %s started, pid %d", w->id, (int)w->child.process.pid);
+}
+
+void rv_worker_on_ready(struct rv_supervisor *s, struct rv_worker *w, const Rv__WorkerReady *message)
+{
+    char detail[256];
+
+    if (w->state != RV_WORKER_STARTING)
+        return;
+    w->ready_us = rv_now_us();
+    set_state(w, RV_WORKER_READY);
+    rv_log_info("worker %s is ready after %.2f s: %s", w->id,
+                (double)(w->ready_us - w->child.process.started_us) / (double)RV_SEC,
+                rv_escape(detail, sizeof(detail), message->detail, strlen(message->detail)));
+    rv_router_connect_worker(s, w);
+    restart_waits_check(s);
+}
+
+/* ---- pings ------------------------------------------------------------------------------------------------------ */
+
+static void send_ping(struct rv_worker *w)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+    Rv__Ping ping = RV__PING__INIT;
+
+    if (!w->child.session)
+        return;
+    ping.sequence = ++w->ping_sequence;
+    frame.body_case = RV__FRAME__BODY_PING;
+    frame.ping = &ping;
+    w->ping_sent_us = rv_now_us();
+    w->ping_unanswered = true;
+    rv_session_send(w->child.session, &frame, NULL, 0);
+}
+
+static void kill_hung(struct rv_worker *w, const char *what, uint64_t quiet_us)
+{
+    char reason[RV_EXIT_TEXT_MAX];
+
+    (void)snprintf(reason, sizeof(reason), "hung: %s for %.1f s", what, (double)quiet_us / (double)RV_SEC);
+    rv_child_kill(&w->child, reason);
+}
+
+static void tick_ready(struct rv_worker *w)
+{
+    uint64_t now = rv_now_us();
+
+    if (!w->job[0])
+        return; /* an idle worker is not pinged, so an idle system does not wake up */
+    /* Were we stopped ourselves? Then the answer may be waiting: it gets its full time again. */
+    if (now - w->tick_us > 2 * w->type->ping_interval_us + RV_SEC)
+        w->ping_sent_us = now;
+    w->tick_us = now;
+    if (w->ping_unanswered && now - w->ping_sent_us >= w->type->ping_timeout_us) {
+        kill_hung(w, "no answer to a ping", now - w->ping_sent_us);
+        return;
+    }
+    if (!w->ping_unanswered)
+        send_ping(w);
+    arm(w, w->type->ping_interval_us);
+}
+
+void rv_worker_on_pong(struct rv_supervisor *s, struct rv_worker *w, const Rv__Pong *message)
+{
+    (void)s;
+    if (message->sequence != w->ping_sequence)
+        return;
+    w->ping_unanswered = false;
+    if (message->job_id[0] == '\0') {
+        /* Marked busy, but idle: the job is on its way, or its end was marked by a router that is dead. */
+        if (++w->empty_pongs > 2)
+            w->job[0] = '\0';
+        return;
+    }
+    w->empty_pongs = 0;
+    if (w->type->stall_timeout_us && message->quiet_ms * RV_MSEC > w->type->stall_timeout_us)
+        kill_hung(w, "its job shows no sign of life", message->quiet_ms * RV_MSEC);
+}
+
+static struct rv_worker *find(const struct rv_supervisor *s, const char *id)
+{
+    for (uint32_t i = 0; i < s->children->worker_count; i++)
+        if (strcmp(s->children->workers[i].id, id) == 0)
+            return &s->children->workers[i];
+    return NULL;
+}
+
+void rv_worker_mark_job(struct rv_supervisor *s, const char *id, const char *job_id, bool ended)
+{
+    struct rv_worker *w = find(s, id);
+
+    if (!w)
+        return;
+    if (ended) {
+        if (strcmp(w->job, job_id) != 0)
+            return;
+        w->job[0] = '\0';
+        if (w->state == RV_WORKER_READY)
+            (void)event_del(w->timer);
+        return;
+    }
+    (void)snprintf(w->job, sizeof(w->job), "%s", job_id);
+    w->empty_pongs = 0;
+    w->ping_unanswered = false;
+    if (w->state == RV_WORKER_READY) {
+        w->tick_us = rv_now_us();
+        arm(w, w->type->ping_interval_us);
+    }
+}
+
+void rv_worker_kill_by_id(struct rv_supervisor *s, const char *id, uint64_t incarnation, const char *reason)
+{
+    struct rv_worker *w = find(s, id);
+    char text[RV_EXIT_TEXT_MAX];
+
+    if (w && w->child.process.incarnation == incarnation)
+        rv_child_kill(&w->child, rv_escape(text, sizeof(text), reason, strlen(reason)));
+}
+
+/* ---- draining --------------------------------------------------------------------------------------------------- */
+
+static void drain(struct rv_worker *w, bool start_again)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+    Rv__Drain body = RV__DRAIN__INIT;
+
+    w->start_again = start_again;
+    switch (w->state) {
+    case RV_WORKER_STARTING:
+    case RV_WORKER_READY:
+        rv_router_worker_drain(w->supervisor, w->id, w->child.process.incarnation);
+        frame.body_case = RV__FRAME__BODY_DRAIN;
+        frame.drain = &body;
+        if (w->state == RV_WORKER_STARTING)
+            rv_child_signal(&w->child, SIGTERM);
+        else if (w->child.session)
+            rv_session_send(w->child.session, &frame, NULL, 0);
+        w->drain_stage = w->state == RV_WORKER_STARTING ? 1 : 0;
+        set_state(w, RV_WORKER_DRAINING);
+        arm(w, w->drain_stage ? TERM_TO_KILL_US : w->type->stop_timeout_us);
+        break;
+    case RV_WORKER_DRAINING:
+        break; /* under way: only what follows has changed */
+    default:   /* no process */
+        set_state(w, RV_WORKER_STOPPED);
+        if (start_again) {
+            w->deaths = (struct rv_deaths){0};
+            start(w);
+        }
+    }
+}
+
+static void tick_draining(struct rv_worker *w)
+{
+    char reason[RV_EXIT_TEXT_MAX];
+
+    if (w->drain_stage++ == 0) {
+        rv_child_signal(&w->child, SIGTERM);
+        arm(w, TERM_TO_KILL_US);
+        return;
+    }
+    (void)snprintf(reason, sizeof(reason), "it did not end within %.1f s of being asked",
+                   (double)(w->type->stop_timeout_us + TERM_TO_KILL_US) / (double)RV_SEC);
+    rv_child_kill(&w->child, reason);
+}
+
+static void tick_starting(struct rv_worker *w)
+{
+    char reason[RV_EXIT_TEXT_MAX];
+
+    /* Weights may take minutes: their loading does not count. */
+    if (w->child.session && rv_load_session_waits(w->supervisor, w->child.session)) {
+        arm(w, w->type->start_timeout_us);
+        return;
+    }
+    (void)snprintf(reason, sizeof(reason), "it was not ready within %.1f s (types.%s.start_timeout)",
+                   (double)w->type->start_timeout_us / (double)RV_SEC, w->type->name);
+    rv_child_kill(&w->child, reason);
+}
+
+static void (*const timers[RV_WORKER_STATE_COUNT])(struct rv_worker *) = {
+    [RV_WORKER_STARTING] = tick_starting,
+    [RV_WORKER_READY] = tick_ready,
+    [RV_WORKER_DRAINING] = tick_draining,
+    [RV_WORKER_BACKOFF] = start,
+};
+
+static void on_timer(int fd, short what, void *context)
+{
+    struct rv_worker *w = context;
+
+    (void)fd;
+    (void)what;
+    if (timers[w->state])
+        timers[w->state](w);
+}
+
+/* ---- all of them ------------------------------------------------------------------------------------------------ */
+
+int rv_workers_init(struct rv_supervisor *s, uint32_t count)
+{
+    struct rv_children *c = s->children;
+
+    c->workers = calloc(count ? count : 1, sizeof(*c->workers));
+    c->restart_waits = calloc(RESTART_WAITS_MAX, sizeof(*c->restart_waits));
+    if (!c->workers || !c->restart_waits)
+        return -ENOMEM;
+    for (uint32_t t = 0; t < s->config->type_count; t++) {
+        for (uint32_t i = 0; i < s->config->types[t].workers; i++) {
+            struct rv_worker *w = &c->workers[c->worker_count++];
+
+            w->supervisor = s;
+            w->type = &s->config->types[t];
+            w->child.on_exit = on_exit_worker;
+            w->child.process.pidfd = -1;
+            (void)snprintf(w->id, sizeof(w->id), "%.*s/%u", (int)RV_NAME_MAX, w->type->name, i);
+            w->timer = event_new(s->base, -1, 0, on_timer, w);
+            w->child.log = rv_log_create(s, w->id, w->type->name);
+            if (!w->timer || !w->child.log)
+                return -ENOMEM;
+        }
+    }
+    return 0;
+}
+
+void rv_workers_fini(struct rv_supervisor *s)
+{
+    struct rv_children *c = s->children;
+
+    for (uint32_t i = 0; i < c->worker_count; i++)
+        if (c->workers[i].timer)
+            event_free(c->workers[i].timer);
+    free(c->workers);
+    free(c->restart_waits);
+}
+
+void rv_workers_start(struct rv_supervisor *s)
+{
+    for (uint32_t i = 0; i < s->children->worker_count; i++)
+        start(&s->children->workers[i]);
+}
+
+void rv_workers_stop(struct rv_supervisor *s, bool now)
+{
+    for (uint32_t i = 0; i < s->children->worker_count; i++) {
+        struct rv_worker *w = &s->children->workers[i];
+
+        drain(w, false);
+        if (now)
+            rv_child_kill(&w->child, "resvisor stops at once");
+    }
+    restart_waits_check(s);
+}
+
+bool rv_workers_all_stopped(const struct rv_supervisor *s)
+{
+    for (uint32_t i = 0; i < s->children->worker_count; i++)
+        if (s->children->workers[i].child.process.pid > 0)
+            return false;
+    return true;
+}
+
+int rv_workers_restart_type(struct rv_supervisor *s, struct rv_session *session, uint64_t id, const char *type,
+                            struct rv_error *err)
+{
+    struct rv_children *c = s->children;
+    struct rv_restart_wait *wait;
+    char name[RV_NAME_MAX + 1];
+    bool found = false;
+
+    for (uint32_t i = 0; i < c->worker_count; i++)
+        found = found || strcmp(c->workers[i].type->name, type) == 0;
+    if (!found)
+        return rv_error_set(err, ENOENT, ERROR(NO_SUCH_TYPE), "no workflow type \"%s\"",
+                            rv_escape(name, sizeof(name), type, strlen(type)));
+    if (c->restart_wait_count >= RESTART_WAITS_MAX)
+        return rv_error_set(err, EBUSY, ERROR(LIMIT), "%u restarts are being waited for", RESTART_WAITS_MAX);
+    wait = &c->restart_waits[c->restart_wait_count++];
+    *wait = (struct rv_restart_wait){.session = session, .id = id};
+    (void)snprintf(wait->type, sizeof(wait->type), "%s", type);
+    for (uint32_t i = 0; i < c->worker_count; i++)
+        if (strcmp(c->workers[i].type->name, type) == 0)
+            drain(&c->workers[i], true);
+    return 0;
+}
+
+struct rv_worker *rv_worker_of_child(struct rv_child *child)
+{
+    return child && child->process.kind == RV_CHILD_WORKER ? (struct rv_worker *)child : NULL;
+}
+
+const char *rv_worker_name(const struct rv_worker *w)
+{
+    return w->id;
+}
+
+uint32_t rv_worker_count(const struct rv_supervisor *s)
+{
+    return s->children->worker_count;
+}
+
+struct rv_worker *rv_worker_at(const struct rv_supervisor *s, uint32_t i)
+{
+    return &s->children->workers[i];
+}
+
+void rv_worker_get_facts(const struct rv_worker *w, struct rv_worker_facts *ret_facts)
+{
+    *ret_facts = (struct rv_worker_facts){
+        .id = w->id,
+        .type = w->type->name,
+        .state = w->state,
+        .pid = w->child.process.pid,
+        .incarnation = w->child.process.incarnation,
+        .started_us = w->child.process.started_us,
+        .starts = w->starts,
+        .last_exit = w->last_exit,
+        .job = w->job,
+        .session = w->child.session,
+        .log = w->child.log,
+    };
+}
+
+enum rv_worker_state rv_type_state(const struct rv_supervisor *s, const char *type)
+{
+    static const uint8_t rank[RV_WORKER_STATE_COUNT] = {
+        [RV_WORKER_READY] = 6,   [RV_WORKER_STARTING] = 5, [RV_WORKER_BACKOFF] = 4,
+        [RV_WORKER_DRAINING] = 3, [RV_WORKER_STOPPED] = 2,  [RV_WORKER_FAILED] = 1,
+    };
+    enum rv_worker_state best = RV_WORKER_FAILED;
+
+    for (uint32_t i = 0; i < s->children->worker_count; i++) {
+        const struct rv_worker *w = &s->children->workers[i];
+
+        if (strcmp(w->type->name, type) == 0 && rank[w->state] > rank[best])
+            best = w->state;
+    }
+    return best;
+}

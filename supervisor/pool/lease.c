@@ -1,0 +1,185 @@
+/* Leases: given with an attach, taken back by a detach or the end of the connection, however that ends. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "clock.h"
+#include "pool.h"
+#include "supervisor.h"
+
+#define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
+
+/* ---- the end of a lease ----------------------------------------------------------------------------------------- */
+
+void rv_generation_release_if_unused(struct rv_generation *generation)
+{
+    if (generation->lease_count == 0 && generation != rv_model_current(generation->model))
+        rv_generation_destroy(generation);
+}
+
+static void lease_end(struct rv_session *session, struct rv_lease *lease)
+{
+    TAILQ_REMOVE(&session->leases, lease, link);
+    session->lease_count--;
+    session->supervisor->state.counters.leases--;
+    lease->generation->lease_count--;
+    rv_generation_release_if_unused(lease->generation);
+    free(lease);
+}
+
+void rv_lease_detach(struct rv_session *session, uint64_t lease_id)
+{
+    struct rv_lease *lease;
+
+    TAILQ_FOREACH (lease, &session->leases, link) {
+        if (lease->id == lease_id) {
+            lease_end(session, lease);
+            return;
+        }
+    }
+}
+
+void rv_lease_release_all(struct rv_session *session)
+{
+    struct rv_lease *lease;
+
+    while ((lease = TAILQ_FIRST(&session->leases)))
+        lease_end(session, lease);
+}
+
+void rv_lease_holders(struct rv_supervisor *s, const struct rv_generation *generation, char *buffer, uint64_t size)
+{
+    const struct rv_session *session;
+    const struct rv_lease *lease;
+    uint64_t used = 0;
+
+    buffer[0] = '\0';
+    TAILQ_FOREACH (session, rv_control_sessions(s), link) {
+        TAILQ_FOREACH (lease, &session->leases, link) {
+            int n;
+
+            if (lease->generation != generation)
+                continue;
+            n = snprintf(buffer + used, size - used, "%s%s", used ? ", " : "", rv_session_describe(session));
+            if (n < 0 || (uint64_t)n >= size - used) {
+                buffer[used] = '\0';
+                return;
+            }
+            used += (uint64_t)n;
+            break;
+        }
+    }
+}
+
+/* ---- the start of a lease --------------------------------------------------------------------------------------- */
+
+static struct rv_lease *lease_create(struct rv_session *session, struct rv_generation *generation, struct rv_error *err)
+{
+    struct rv_counters *counters = &session->supervisor->state.counters;
+    struct rv_lease *lease;
+
+    if (session->lease_count >= RV_SESSION_LEASES_MAX || counters->leases >= session->supervisor->config->max_leases) {
+        rv_error_set(err, EBUSY, ERROR(LIMIT), "too many leases: %u on this connection, %u in all",
+                     session->lease_count, counters->leases);
+        return NULL;
+    }
+    lease = calloc(1, sizeof(*lease));
+    if (!lease) {
+        rv_error_set(err, ENOMEM, ERROR(NO_MEMORY), "no memory for a lease");
+        return NULL;
+    }
+    lease->id = counters->next_lease++;
+    lease->generation = generation;
+    generation->lease_count++;
+    generation->model->last_use_us = rv_now_us();
+    TAILQ_INSERT_TAIL(&session->leases, lease, link);
+    session->lease_count++;
+    counters->leases++;
+    return lease;
+}
+
+void rv_lease_grant(struct rv_session *session, uint64_t id, struct rv_generation *generation, bool waited,
+                    uint64_t load_us)
+{
+    struct rv_error err = {0};
+    struct rv_lease *lease = lease_create(session, generation, &err);
+    Rv__Frame frame = RV__FRAME__INIT;
+    Rv__AttachReply reply = RV__ATTACH_REPLY__INIT;
+    Rv__Arena arenas[RV_ARENAS_MAX], *pointers[RV_ARENAS_MAX];
+    int fds[RV_ARENAS_MAX + 1];
+
+    if (!lease) {
+        rv_session_reply(session, id, &err);
+        return;
+    }
+    fds[0] = generation->index_fd;
+    for (uint32_t i = 0; i < generation->arena_count; i++) {
+        rv__arena__init(&arenas[i]);
+        arenas[i].size = generation->arenas[i].size;
+        arenas[i].backend = generation->arenas[i].backend;
+        arenas[i].page_size = generation->arenas[i].page_size;
+        pointers[i] = &arenas[i];
+        fds[i + 1] = generation->arena_fds[i];
+    }
+    reply.lease_id = lease->id;
+    reply.generation = generation->number;
+    reply.model = generation->model->name;
+    reply.n_arenas = generation->arena_count;
+    reply.arenas = pointers;
+    reply.index_size = generation->index_size;
+    reply.waited = waited;
+    reply.load_us = load_us;
+    reply.read_bytes = waited ? generation->read_bytes : 0;
+    frame.id = id;
+    frame.body_case = RV__FRAME__BODY_ATTACH_REPLY;
+    frame.attach_reply = &reply;
+    session->supervisor->state.counters.attaches++;
+    if (!waited)
+        session->supervisor->state.counters.warm_attaches++;
+    rv_session_send(session, &frame, fds, generation->arena_count + 1);
+}
+
+void rv_lease_attach(struct rv_session *session, uint64_t id, const Rv__Attach *request, int file_fd)
+{
+    struct rv_supervisor *s = session->supervisor;
+    struct rv_file_identity identity;
+    struct rv_generation *current;
+    struct rv_model *model = NULL;
+    struct rv_error err = {0};
+    int r;
+
+    if (s->stopping) {
+        r = rv_error_set(&err, EBUSY, ERROR(SHUTTING_DOWN), "resvisor is stopping");
+    } else if (request->by_descriptor) {
+        r = file_fd < 0 ? rv_error_set(&err, EBADF, ERROR(BAD_REQUEST), "an attach by descriptor came without one")
+                        : rv_catalog_find_by_fd(s, file_fd, &model, &identity, &err);
+    } else {
+        if (file_fd >= 0)
+            (void)close(file_fd);
+        file_fd = -1;
+        r = rv_catalog_find(s, request->model, &model, &file_fd, &identity, &err);
+    }
+    if (r < 0)
+        goto out;
+    current = rv_model_current(model);
+    if (current && rv_identity_equal(&current->identity, &identity)) {
+        model->failure.code = 0; /* a changed file that could not be loaded is back as it was */
+        rv_lease_grant(session, id, current, false, 0);
+        goto out;
+    }
+    r = rv_load_join(s, model, file_fd, &identity,
+                     &(struct rv_wait_options){.session = session,
+                                               .id = id,
+                                               .kind = RV_WAIT_ATTACH,
+                                               .progress = request->want_progress,
+                                               .deadline_us = request->deadline_ms * RV_MSEC},
+                     &err);
+    file_fd = -1;
+out:
+    if (file_fd >= 0)
+        (void)close(file_fd);
+    if (r < 0)
+        rv_session_reply(session, id, &err);
+}

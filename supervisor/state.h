@@ -1,0 +1,192 @@
+/*
+ * Every fact that a successor of the supervisor would need, as plain data: catalogue, leases, children, the ledger of
+ * dispatched jobs, counters. Handles of the running process (peers, timers, log buffers) live in the modules that use them
+ * and point here.
+ *
+ * Owned by the supervisor, one thread. Nothing here logs, waits or calls another module. Texts in fixed arrays are
+ * NUL-terminated; descriptors are O_CLOEXEC and owned by the struct that holds them. Times: monotonic microseconds.
+ */
+#ifndef RV_STATE_H
+#define RV_STATE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/queue.h>
+#include <sys/types.h>
+
+#include "error.h"
+#include "memory.h"
+#include "rv_limits.h"
+
+#define RV_WORKER_ID_MAX (RV_NAME_MAX + 8)
+#define RV_EXIT_TEXT_MAX 256
+
+struct rv_lease;
+struct rv_load;
+struct rv_model;
+
+/* ---- catalogue -------------------------------------------------------------------------------------------------- */
+
+/* Which content of which file: a load of one identity gives one generation. Compared field by field. */
+struct rv_file_identity {
+    uint64_t device, inode, size;
+    int64_t mtime_sec, mtime_nsec;
+};
+
+/* A loaded version of a model: the descriptors are the memory. */
+struct rv_generation {
+    TAILQ_ENTRY(rv_generation) link;
+    struct rv_model *model;
+    uint64_t number; /* counts from 1 per model */
+    struct rv_file_identity identity;
+    uint8_t header_digest[16];
+    int index_fd;
+    uint64_t index_size;
+    uint32_t arena_count;
+    struct rv_arena arenas[RV_ARENAS_MAX];
+    int arena_fds[RV_ARENAS_MAX];
+    uint64_t bytes; /* arenas and index */
+    uint64_t tensors;
+    uint32_t lease_count;
+    uint64_t load_us;
+    uint64_t read_bytes;
+};
+TAILQ_HEAD(rv_generation_list, rv_generation);
+
+enum rv_model_state { RV_MODEL_ABSENT, RV_MODEL_LOADING, RV_MODEL_RESIDENT, RV_MODEL_FAILED };
+
+struct rv_model {
+    TAILQ_ENTRY(rv_model) link;
+    char *name; /* configured name, or the path */
+    char *path; /* as configured until the file was first found, then the real path */
+    char *format;
+    bool configured;
+    bool pinned;
+    struct rv_generation_list generations; /* newest first; only the first can be current */
+    uint64_t generation_count;
+    uint32_t loads;
+    uint64_t read_bytes;
+    uint64_t last_load_us;
+    uint64_t last_use_us;
+
+    struct rv_error failure; /* code 0 = the last load did not fail */
+    struct rv_file_identity failed_identity;
+    uint64_t retry_at_us;
+
+    struct rv_load *load; /* under way; NULL = none. Its struct lives in pool/load.c */
+};
+TAILQ_HEAD(rv_model_list, rv_model);
+
+/* The right of one connection to use one generation. */
+struct rv_lease {
+    TAILQ_ENTRY(rv_lease) link; /* in its session */
+    uint64_t id;
+    struct rv_generation *generation;
+};
+TAILQ_HEAD(rv_lease_list, rv_lease);
+
+/* ---- children --------------------------------------------------------------------------------------------------- */
+
+enum rv_child_kind { RV_CHILD_WORKER, RV_CHILD_LOADER, RV_CHILD_ROUTER };
+
+enum rv_worker_state {
+    RV_WORKER_STOPPED,
+    RV_WORKER_STARTING,
+    RV_WORKER_READY,
+    RV_WORKER_DRAINING,
+    RV_WORKER_BACKOFF,
+    RV_WORKER_FAILED,
+    RV_WORKER_STATE_COUNT
+};
+
+const char *rv_worker_state_name(enum rv_worker_state state);
+const char *rv_model_state_name(enum rv_model_state state);
+
+/* A process of ours. pid 0 = none; the pid is ours until the keeper was told to reap it. */
+struct rv_process {
+    enum rv_child_kind kind;
+    pid_t pid;
+    int pidfd; /* -1 = none */
+    uint64_t incarnation; /* unique over the supervisor's life */
+    uint64_t started_us;
+};
+
+/* When it died, for the restart policy: the last deaths, newest first. */
+#define RV_DEATHS_MAX 32u
+struct rv_deaths {
+    uint64_t at_us[RV_DEATHS_MAX];
+    uint32_t count;       /* entries used */
+    uint32_t consecutive; /* since it last stayed ready for RV_STABLE_US */
+};
+
+/* ---- jobs that were given to a worker --------------------------------------------------------------------------- */
+
+struct rv_ledger_entry {
+    char job_id[RV_NAME_MAX + 1];
+    char type[RV_NAME_MAX + 1];
+    uint8_t digest[16];
+    uint16_t attempts;
+    bool ended;
+};
+
+struct rv_ledger {
+    struct rv_ledger_entry *entries; /* ring of RV_JOB_LEDGER_MAX */
+    uint32_t used, next;
+};
+
+/* ---- all of it -------------------------------------------------------------------------------------------------- */
+
+struct rv_counters {
+    uint64_t started_us;
+    uint64_t next_incarnation, next_lease;
+    uint64_t loads, failed_loads, read_bytes, disk_bytes;
+    uint64_t attaches, warm_attaches;
+    uint64_t worker_deaths, router_deaths;
+    uint32_t clients, leases;
+};
+
+struct rv_state {
+    char instance[33]; /* of this supervisor: 32 hexadecimal digits */
+    struct rv_model_list models;
+    uint32_t model_count;
+    struct rv_ledger ledger;
+    struct rv_counters counters;
+};
+
+/* 0 or -ENOMEM. */
+int rv_state_init(struct rv_state *state);
+void rv_state_fini(struct rv_state *state);
+
+bool rv_identity_equal(const struct rv_file_identity *a, const struct rv_file_identity *b);
+
+struct rv_model *rv_model_by_name(struct rv_state *state, const char *name);
+struct rv_model *rv_model_by_path(struct rv_state *state, const char *path);
+
+/* Adds an entry (path and format are copied). NULL = no memory or RV_MODELS_MAX reached with nothing to forget. */
+struct rv_model *rv_model_add(struct rv_state *state, const char *name, const char *path, const char *format,
+                              bool configured);
+
+/* Replaces the path. 0 or -ENOMEM. */
+int rv_model_set_path(struct rv_model *model, const char *path);
+
+/* The generation that serves new leases; NULL = none. */
+struct rv_generation *rv_model_current(const struct rv_model *model);
+enum rv_model_state rv_model_state_of(const struct rv_model *model);
+
+/* Bytes of memory of all generations of all models. */
+uint64_t rv_state_pool_bytes(const struct rv_state *state);
+
+/* Closes the descriptors and forgets the generation; it must have no leases. */
+void rv_generation_destroy(struct rv_generation *generation);
+
+/* Remembers what the router marked: adds or changes the entry of that id. The oldest is forgotten when full. */
+void rv_ledger_mark(struct rv_ledger *ledger, const char *job_id, const char *type, const uint8_t digest[16],
+                    uint32_t attempts, bool ended);
+
+/* Adds a death and says how many lie within the window. */
+uint32_t rv_deaths_add(struct rv_deaths *deaths, uint64_t now_us, uint64_t window_us);
+
+/* Delay before the next start: at once, then 1, 2, 4 … up to max seconds, +-20 % by `random`. */
+uint64_t rv_backoff_us(uint32_t consecutive_deaths, uint64_t max_us, uint32_t random);
+
+#endif
