@@ -69,7 +69,7 @@ make_venv() {
 
 # build_tree PRESET
 build_tree() {
-    cmake --preset "$1" -B "$build/$1" && cmake --build "$build/$1"
+    cmake --preset "$1" -B "$build/$1" -DRESVISOR_TESTS=ON && cmake --build "$build/$1"
 }
 
 # unit_tests PRESET

@@ -1,0 +1,246 @@
+#!/bin/sh
+# The main job of resvisor in a few minutes, with measured numbers: three workflow types share model weights, a worker is
+# killed in the middle of a job, and nothing is read from disk twice.
+#
+#   deploy/quickstart.sh
+#   RESVISOR_QUICKSTART_GIB=4 deploy/quickstart.sh    all models together, in GiB (default 1, at least 0.05)
+#   RESVISOR_QUICKSTART_OUT=DIR                       where the produced files go (default: out/ beside deploy/)
+#   RESVISOR_BUILD_DIR=DIR                            where it is built (default: build/ beside deploy/)
+#
+# It installs the packages that are missing (as root; another user is told what to ask for), builds, makes models with
+# random weights in a temporary folder, runs, stops everything it started, and removes the models. The produced PNG, WebP
+# and WAV files stay. Ends with `quickstart: ok …`, or says what failed and exits 1.
+set -eu
+
+root=$(cd "$(dirname "$0")/.." && pwd)
+build=${RESVISOR_BUILD_DIR:-$root/build}/release
+out=${RESVISOR_QUICKSTART_OUT:-$root/out}
+gib=${RESVISOR_QUICKSTART_GIB:-1}
+begin=$(date +%s)
+work=
+service_pid=
+types="image video audio"
+files="text-encoder $types"
+slow_ms=400 # per step of the job that is killed, so that it is surely in its middle
+
+title() { printf '\n== %s\n' "$*"; }
+fail() {
+    printf '\nquickstart: FAILED: %s\n' "$*" >&2
+    exit 1
+}
+
+cleanup() {
+    rc=$?
+    trap - EXIT INT TERM HUP
+    if [ -n "$service_pid" ] && kill -0 "$service_pid" 2>/dev/null; then
+        # The keeper passes it on, and ends everything that does not end by itself.
+        kill -TERM "$service_pid" 2>/dev/null || true
+        wait "$service_pid" 2>/dev/null || true
+    fi
+    if [ "$rc" -ne 0 ] && [ -n "$work" ] && [ -s "$work/log" ]; then
+        echo "--- the end of resvisor's log" >&2
+        tail -n 40 "$work/log" >&2
+    fi
+    [ -z "$work" ] || rm -rf "$work"
+    exit "$rc"
+}
+trap cleanup EXIT
+trap 'exit 1' INT TERM HUP
+
+case $gib in
+    *[!0-9.]* | '' | *.*.*) fail "RESVISOR_QUICKSTART_GIB is '$gib'; a number such as 1 or 0.25 is wanted" ;;
+esac
+model_bytes=$(awk -v g="$gib" 'BEGIN { b = g * 1073741824 / 4; printf "%.0f", b }')
+[ "$model_bytes" -ge 13000000 ] || fail "RESVISOR_QUICKSTART_GIB is $gib; at least 0.05 is needed"
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+now_ms() { awk '{ printf "%.0f", $1 * 1000 }' /proc/uptime; }
+mib() { awk -v b="$1" 'BEGIN { printf "%.1f", b / 1048576 }'; }
+seconds() { awk -v us="$1" 'BEGIN { printf "%.2f", us / 1e6 }'; }
+
+# number KEY <JSON: the first number under that key. numbers KEY: all of them, one a line. text KEY: the first text.
+numbers() { grep -o "\"$1\": *-\{0,1\}[0-9]*" | sed 's/.*: *//'; }
+number() { numbers "$1" | head -n 1; }
+text() { grep -o "\"$1\": *\"[^\"]*\"" | head -n 1 | sed 's/^"[^"]*": *"//; s/"$//'; }
+sum() { awk '{ s += $1 } END { printf "%.0f", s }'; }
+
+resvisor() { "$build/bin/resvisor" "$@"; }
+
+# What all loads together have read from model files, in bytes.
+read_so_far() { resvisor models --json | numbers read_bytes | sum; }
+
+# worker TYPE KEY: pid or starts of the type's one worker.
+worker() {
+    resvisor status --json | tr -d '\n' | tr '{}' '\n\n' | grep "\"id\": *\"$1/0\"" | number "$2"
+}
+
+# wait_for SECONDS COMMAND…: repeats it until it succeeds.
+wait_for() {
+    limit=$(($(now_ms) + $1 * 1000))
+    shift
+    until "$@"; do
+        [ "$(now_ms)" -lt "$limit" ] || return 1
+        sleep 0.05
+    done
+}
+
+job_runs() { resvisor job "$1" --json 2>/dev/null | grep -q '"state": *"RUNNING"'; }
+
+# run LABEL TYPE FILE: one job of a fixed seed, one row of the table. Sets last_read.
+run() {
+    before=$(read_so_far)
+    start=$(now_ms)
+    resvisor submit "$2" --model "$2" --param seed=7 --wait --json --out "$out/$3" >"$work/job.json" 2>"$work/job.err" ||
+        { cat "$work/job.json" "$work/job.err" >&2; fail "the job '$1' failed"; }
+    wall=$(($(now_ms) - start))
+    last_read=$(($(read_so_far) - before))
+    printf '  %-26s %8s s %8s s %8s s %10s MiB\n' "$1" "$(seconds "$(number load_us <"$work/job.json")")" \
+        "$(seconds "$(number run_us <"$work/job.json")")" "$(seconds $((wall * 1000)))" "$(mib "$last_read")"
+    [ -s "$out/$3" ] || fail "$out/$3 is empty"
+}
+
+run_header() {
+    printf '  %-26s %10s %10s %10s %14s\n' job 'load' 'run' 'in all' 'read from disk'
+}
+
+# pss PID…: the sum of their proportional set sizes, in bytes.
+pss() {
+    for pid in "$@"; do
+        cat "/proc/$pid/smaps_rollup" 2>/dev/null || true
+    done | awk '/^Pss:/ { s += $2 } END { printf "%.0f", s * 1024 }'
+}
+
+# ---- install, build --------------------------------------------------------------------------------------------------
+
+title "Packages"
+sh "$root/deploy/install-dependencies.sh" --build || fail "packages are missing (see above)"
+
+title "Build (release, into $build)"
+mkdir -p "$build"
+{ cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DRESVISOR_TESTS=OFF &&
+    cmake --build "$build"; } >"$build/quickstart.log" 2>&1 ||
+    { tail -n 40 "$build/quickstart.log" >&2; fail "the build failed, see $build/quickstart.log"; }
+echo "  $(resvisor version | head -n 1), built in $(($(date +%s) - begin)) s (packages included)"
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/resvisor-quickstart.XXXXXX")
+mkdir -p "$work/models" "$out"
+export RESVISOR_RUNTIME_DIR="$work/run"
+unset RESVISOR_CONFIG
+
+title "Models with random weights: one per type, and a text encoder that all three share"
+free_kib=$(df -Pk "$work" | awk 'NR == 2 { print $4 }')
+[ "$free_kib" -gt $((model_bytes / 256 + 65536)) ] || fail "$work has $((free_kib / 1024)) MiB free; set TMPDIR to a larger place"
+for name in $files; do
+    file=$work/models/$name.safetensors
+    "$build/libexec/resvisor/resvisor-make-model" "$name" --bytes "$model_bytes" "$file" | sed 's/^.*\.safetensors: /  /'
+    # Out of the page cache again, so that the first load really reads the disk.
+    dd if="$file" of="$file" oflag=append conv=notrunc,fdatasync count=0 2>/dev/null
+    dd if="$file" iflag=nocache count=0 2>/dev/null
+done
+
+# ---- start -----------------------------------------------------------------------------------------------------------
+
+title "Start"
+mkfifo "$work/ready"
+start=$(now_ms)
+# Each type attaches only the shared text encoder at its start here: so the first job of a type shows its load.
+set --
+for name in $types; do
+    set -- "$@" --set "types.$name.models=text-encoder"
+done
+"$build/bin/resvisor" start -c "$root/deploy/examples/three-types.yaml" --set "model_folders=$work/models" "$@" \
+    --ready-fd 3 3>"$work/ready" >"$work/log" 2>&1 </dev/null &
+service_pid=$!
+line=
+read -r line <"$work/ready" || true
+[ "$line" = ready ] || fail "resvisor did not start"
+echo "  ready after $(($(now_ms) - start)) ms: keeper, supervisor, router, and a worker for each of: $types"
+
+# ---- 1 ---------------------------------------------------------------------------------------------------------------
+
+title "1. Five jobs"
+run_header
+run "image, for the first time" image image-1.png
+run "image again" image image-2.png
+warm_ms=$wall
+run "video" video video.webp
+run "audio" audio audio.wav
+run "image after the others" image image-3.png
+[ "$last_read" -eq 0 ] || fail "the last image read $last_read bytes from disk; 0 were expected"
+cmp -s "$out/image-1.png" "$out/image-3.png" || fail "the same input and seed gave another picture"
+echo "  the last image read 0 bytes, took $wall ms (the warm one before: $warm_ms ms), and is the same picture bit for bit"
+
+# ---- 2 ---------------------------------------------------------------------------------------------------------------
+
+title "2. kill -9 of the image worker in the middle of a job"
+victim=$(worker image pid)
+video_before=$(worker video pid)
+audio_before=$(worker audio pid)
+resvisor submit audio --model audio --param seed=7 --param "fault=slow:$slow_ms" --id quickstart-bystander --wait --json \
+    >"$work/bystander.json" 2>/dev/null &
+bystander=$!
+resvisor submit image --model image --param seed=7 --param "fault=slow:$slow_ms" --id quickstart-victim --wait --json \
+    >"$work/victim.json" 2>/dev/null &
+submitter=$!
+wait_for 30 job_runs quickstart-victim || fail "the job that is to be killed does not run"
+wait_for 30 job_runs quickstart-bystander || fail "the job beside it does not run"
+kill -9 "$victim"
+rc=0
+wait "$submitter" || rc=$?
+[ "$rc" -eq 5 ] || fail "submit ended with $rc; 5 (job failed) was expected"
+echo "  the job's end:    $(sed 's/.*"error"/"error"/' <"$work/victim.json" | tr -d '\n' | grep -o '"error":.*' | text message)"
+echo "  typed error:      $(tr -d '\n' <"$work/victim.json" | grep -o '"error":.*' | text name), exit code $rc"
+run_header
+run "image after the kill" image image-4.png
+[ "$last_read" -eq 0 ] || fail "after the kill $last_read bytes were read from disk; 0 were expected"
+cmp -s "$out/image-1.png" "$out/image-4.png" || fail "the picture after the kill is another one"
+echo "  worker image/0:   process $victim is gone, process $(worker image pid) serves, start number $(worker image starts)"
+wait "$bystander" || fail "the audio job that ran beside it did not end well"
+[ "$(worker video pid)" = "$video_before" ] && [ "$(worker audio pid)" = "$audio_before" ] ||
+    fail "another type's worker was restarted"
+echo "  other types:      the audio job that ran meanwhile is done; video and audio kept their processes"
+
+# ---- 3 ---------------------------------------------------------------------------------------------------------------
+
+title "3. Memory"
+resvisor submit video --model video --wait >/dev/null 2>&1 || fail "a video job failed"
+pids="$service_pid $(resvisor status --json | numbers pid | tr '\n' ' ')"
+pss_bytes=$(pss $pids)
+supervisor_pid=$(resvisor status --json | tr -d '\n' | grep -o '"supervisor":.*' | number pid)
+supervisor_rss=$(awk '/^VmRSS:/ { print $2 * 1024 }' "/proc/$supervisor_pid/status")
+model_sum=$(resvisor models --json | numbers bytes | sum)
+text_bytes=$(resvisor models --json | tr -d '\n' | tr '{}' '\n\n' | grep '"name": *"text-encoder"' | number bytes)
+unshared=$((pss_bytes + 2 * text_bytes))
+echo "  all models together, once each                    $(mib "$model_sum") MiB"
+echo "  all processes together (sum of PSS)               $(mib "$pss_bytes") MiB"
+echo "  one process per type, each with its own weights   $(mib "$unshared") MiB (the text encoder three times)"
+echo "  the same with a second worker per type            $(mib $((unshared + model_sum + 2 * text_bytes))) MiB; here it stays one copy"
+echo "  supervisor alone (RSS)                            $(mib "$supervisor_rss") MiB"
+
+# ---- 4 ---------------------------------------------------------------------------------------------------------------
+
+title "4. Produced files"
+for file in image-1.png video.webp audio.wav; do
+    printf '  %s (%s bytes)\n' "$out/$file" "$(wc -c <"$out/$file")"
+done
+
+# ---- end -------------------------------------------------------------------------------------------------------------
+
+title "Stop"
+resvisor stop >/dev/null || fail "stop failed"
+rc=0
+wait "$service_pid" || rc=$?
+[ "$rc" -eq 0 ] || fail "resvisor ended with $rc"
+service_pid=
+for pid in $pids; do
+    [ ! -e "/proc/$pid" ] || fail "process $pid is left"
+done
+left=$(find "$work/run" -type s 2>/dev/null | wc -l)
+[ "$left" -eq 0 ] || fail "$left sockets are left in $work/run"
+echo "  nothing is left of it but the produced files"
+
+printf '\nquickstart: ok in %s s; last image %s ms with 0 bytes read, %s MiB of models held once\n' \
+    "$(($(date +%s) - begin))" "$warm_ms" "$(mib "$model_sum")"
