@@ -210,6 +210,7 @@ static Rv__Frame *unpack(const uint8_t *bytes, size_t length, void **ret_arena, 
     if (frame && frame->body_case == RV__FRAME__BODY__NOT_SET) {
         *why = "a frame without a body";
         free(*ret_arena);
+        *ret_arena = NULL;
         return NULL;
     }
     return frame;
