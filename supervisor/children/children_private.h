@@ -26,8 +26,8 @@ struct rv_children {
 
 int rv_workers_init(struct rv_supervisor *s, uint32_t count);
 void rv_workers_fini(struct rv_supervisor *s);
-int rv_router_init(struct rv_supervisor *s);
-void rv_router_fini(struct rv_supervisor *s);
+int rv_router_link_init(struct rv_supervisor *s);
+void rv_router_link_fini(struct rv_supervisor *s);
 void rv_logs_fini(struct rv_supervisor *s);
 
 /* The process of a worker as the kind of its type wants it started: the table of worker kinds is in worker_kinds.c. */

@@ -38,7 +38,7 @@ int rv_children_init(struct rv_supervisor *s)
         workers += s->config->types[i].workers;
     c->child_limit = workers + s->config->max_loads + 1;
     c->alive = calloc(c->child_limit, sizeof(*c->alive));
-    if (!c->alive || rv_workers_init(s, workers) < 0 || rv_router_init(s) < 0)
+    if (!c->alive || rv_workers_init(s, workers) < 0 || rv_router_link_init(s) < 0)
         return -ENOMEM;
     return rv_logs_init(s);
 }
@@ -48,7 +48,7 @@ void rv_children_fini(struct rv_supervisor *s)
     if (!s->children)
         return;
     rv_workers_fini(s);
-    rv_router_fini(s);
+    rv_router_link_fini(s);
     rv_logs_fini(s);
     free(s->children->alive);
     free(s->children);

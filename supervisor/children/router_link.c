@@ -113,7 +113,7 @@ static void start(struct rv_router *r)
     arm(r, START_TIMEOUT_US);
 }
 
-int rv_router_init(struct rv_supervisor *s)
+int rv_router_link_init(struct rv_supervisor *s)
 {
     struct rv_router *r = calloc(1, sizeof(*r));
 
@@ -128,7 +128,7 @@ int rv_router_init(struct rv_supervisor *s)
     return r->timer && r->child.log ? 0 : -ENOMEM;
 }
 
-void rv_router_fini(struct rv_supervisor *s)
+void rv_router_link_fini(struct rv_supervisor *s)
 {
     struct rv_router *r = s->children->router;
 

@@ -256,7 +256,7 @@ static int listen_at(const char *path, int gid)
         (void)close(fd);
         return -ENAMETOOLONG;
     }
-    (void)snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+    memcpy(address.sun_path, path, strlen(path) + 1);
     if (bind(fd, (struct sockaddr *)&address, sizeof(address)) < 0 || chmod(path, gid >= 0 ? 0660 : 0600) < 0 ||
         (gid >= 0 && chown(path, (uid_t)-1, (gid_t)gid) < 0) || listen(fd, BACKLOG) < 0) {
         r = -errno;
