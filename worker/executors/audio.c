@@ -156,7 +156,7 @@ static int wav_add(struct rv_run *run, const float *sound, uint32_t samples)
     if (wav && sf_close(wav) != 0 && r == 0) /* writes the sizes into the header */
         r = rv_fail(run->err, EIO, RESVISOR__V1__ERROR_CODE__ERROR_JOB_FAILED, "libsndfile cannot end the file");
     if (r == 0)
-        r = rv_job_add_output(run->execution->job, "audio.wav", "audio/wav", file.data, (uint64_t)file.size, run->err);
+        r = rv_run_add_output(run, "audio.wav", "audio/wav", file.data, (uint64_t)file.size);
     free(file.data);
     return r;
 }

@@ -14,6 +14,7 @@
 #define WAVE_CYCLES 2.5f /* at most so many periods over the picture */
 #define GRAIN 0.08f      /* share of white noise */
 #define FREQUENCIES 4u   /* per coordinate: RV_POSITION_FEATURES = 3 coordinates x 2 x FREQUENCIES */
+#define TIME_DECAY 0.2f  /* a video moves slowly */
 _Static_assert(RV_POSITION_FEATURES == 3 * 2 * FREQUENCIES, "sine and cosine of each coordinate");
 
 /* Everything that a denoising run allocates. */
@@ -156,13 +157,15 @@ static void patches_walk(const struct rv_geometry *g, float *latent, float *rows
     }
 }
 
-static float *waves_write(float *to, float coordinate, float lowest)
+/* decay: how much weaker each higher frequency is. */
+static float *waves_write(float *to, float coordinate, float lowest, float decay)
 {
+    float strength = 1;
     uint32_t i;
 
-    for (i = 0; i < FREQUENCIES; i++) {
-        *to++ = sinf(TWO_PI * coordinate * lowest * (float)(1u << i));
-        *to++ = cosf(TWO_PI * coordinate * lowest * (float)(1u << i));
+    for (i = 0; i < FREQUENCIES; i++, strength *= decay) {
+        *to++ = strength * sinf(TWO_PI * coordinate * lowest * (float)(1u << i));
+        *to++ = strength * cosf(TWO_PI * coordinate * lowest * (float)(1u << i));
     }
     return to;
 }
@@ -176,9 +179,9 @@ static void features_write(const struct rv_geometry *g, float *tokens, uint32_t 
     for (token = 0; token < count; token++) {
         float *to = tokens + (size_t)token * stride + patch_size(g);
 
-        to = waves_write(to, ((float)(token % tokens_x) + 0.5f) / (float)tokens_x, 0.25f);
-        to = waves_write(to, ((float)(token / tokens_x % tokens_y) + 0.5f) / (float)tokens_y, 0.25f);
-        to = waves_write(to, (float)(token / tokens_x / tokens_y * g->patch_frames) / (float)g->frames, 1);
+        to = waves_write(to, ((float)(token % tokens_x) + 0.5f) / (float)tokens_x, 0.25f, 1);
+        to = waves_write(to, ((float)(token / tokens_x % tokens_y) + 0.5f) / (float)tokens_y, 0.25f, 1);
+        to = waves_write(to, (float)(token / tokens_x / tokens_y * g->patch_frames) / (float)g->frames, 1, TIME_DECAY);
         for (i = 0; i < RV_TIME_FEATURES; i++)
             *to++ = cosf(TWO_PI * 0.5f * time * (float)(i + 1));
     }

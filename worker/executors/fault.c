@@ -15,7 +15,6 @@
 #define SLICE_MS 20u /* a cancel is noticed this soon */
 #define EXIT_STATUS 3
 #define PAGE 4096u
-#define REPORT_NAME "weights-written.txt"
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
@@ -105,7 +104,6 @@ static int fault_write_weights(struct rv_run *run)
     struct rv_execution *execution = run->execution;
     uint64_t written = 0, copied = 0, bytes;
     bool known = true;
-    char report[160];
     uint32_t i;
 
     for (i = 0; i < execution->lease_count; i++) {
@@ -116,14 +114,11 @@ static int fault_write_weights(struct rv_run *run)
             copied += bytes;
     }
     if (known)
-        (void)snprintf(report, sizeof(report), "copied %llu bytes", (unsigned long long)copied);
+        rv_run_describe(run, "copied %llu bytes", (unsigned long long)copied);
     else
-        (void)snprintf(report, sizeof(report), "copied an unknown number of bytes");
-    rv_run_describe(run, "%s", report);
-    (void)rv_run_advance(run, 0);
-    (void)snprintf(report + strlen(report), sizeof(report) - strlen(report), " by %llu writes\n",
-                   (unsigned long long)written);
-    return rv_job_add_output(execution->job, REPORT_NAME, "text/plain", report, strlen(report), run->err);
+        rv_run_describe(run, "copied an unknown number of bytes");
+    (void)snprintf(run->report, sizeof(run->report), "%s by %llu writes\n", run->text, (unsigned long long)written);
+    return rv_run_advance(run, 0);
 }
 
 static int fault_fail(struct rv_run *run)

@@ -25,7 +25,7 @@ static int png_add(struct rv_run *run, const uint8_t *rgb, uint32_t width, uint3
     else if (!png_image_write_to_memory(&image, file, &size, 0, rgb, 0, NULL))
         r = rv_fail(run->err, EIO, RESVISOR__V1__ERROR_CODE__ERROR_JOB_FAILED, "libpng: %s", image.message);
     else
-        r = rv_job_add_output(run->execution->job, "image.png", "image/png", file, size, run->err);
+        r = rv_run_add_output(run, "image.png", "image/png", file, size);
     free(file);
     return r;
 }

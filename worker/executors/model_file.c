@@ -115,12 +115,13 @@ static uint32_t lane_next(uint32_t x)
     return x ^ x << 5;
 }
 
-static void fill_uniform(uint32_t lanes[LANES], float *out, float range)
+/* count is rounded up to a multiple of LANES; CHUNK is one. */
+static void fill_uniform(uint32_t lanes[LANES], float *out, uint64_t count, float range)
 {
     float scale = range * 0x1p-31f;
     uint32_t i, lane;
 
-    for (i = 0; i < CHUNK; i += LANES) {
+    for (i = 0; i < count; i += LANES) {
         for (lane = 0; lane < LANES; lane++) {
             lanes[lane] = lane_next(lanes[lane]);
             out[i + lane] = (float)(int32_t)lanes[lane] * scale;
@@ -128,11 +129,11 @@ static void fill_uniform(uint32_t lanes[LANES], float *out, float range)
     }
 }
 
-static void fill_bits(uint32_t lanes[LANES], uint32_t *out)
+static void fill_bits(uint32_t lanes[LANES], uint32_t *out, uint64_t count)
 {
     uint32_t i, lane;
 
-    for (i = 0; i < CHUNK; i += LANES) {
+    for (i = 0; i < count; i += LANES) {
         for (lane = 0; lane < LANES; lane++)
             out[i + lane] = lanes[lane] = lane_next(lanes[lane]);
     }
@@ -229,10 +230,10 @@ static int stream_write(struct writer *writer, const struct rv_plan_tensor *tens
     for (; r == 0 && left > 0; left -= now) {
         now = left < CHUNK ? left : CHUNK;
         if (tensor->fill == RV_FILL_BITS) {
-            fill_bits(lanes, (uint32_t *)writer->numbers);
+            fill_bits(lanes, (uint32_t *)writer->numbers, now);
             r = write_all(writer, writer->numbers, now * writer->plan->element);
         } else {
-            fill_uniform(lanes, writer->numbers, range);
+            fill_uniform(lanes, writer->numbers, now, range);
             r = numbers_write(writer, now);
         }
     }

@@ -2,14 +2,17 @@
 
 #include <cblas.h>
 #include <errno.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "rpc.pb-c.h"
 
-#define MATRIX_THREADS_MAX 2 /* more gain little: the work waits for memory */
+/* How a product is cut among threads changes the last bits, so the number must not depend on where the worker may run.
+ * More than two gain little: the work waits for memory. */
+#define MATRIX_THREADS 2
+#define REPORT_NAME "weights-written.txt"
 
 int rv_fail(struct rv_failure *err, int number, int code, const char *format, ...)
 {
@@ -46,6 +49,16 @@ int rv_run_no_memory(struct rv_run *run, const char *what)
     return rv_fail(run->err, ENOMEM, RESVISOR__V1__ERROR_CODE__ERROR_NO_MEMORY, "no memory for %s", what);
 }
 
+int rv_run_add_output(struct rv_run *run, const char *name, const char *content_type, const void *data, uint64_t size)
+{
+    struct rv_job *job = run->execution->job;
+    int r = rv_job_add_output(job, name, content_type, data, size, run->err);
+
+    if (r == 0 && run->report[0])
+        r = rv_job_add_output(job, REPORT_NAME, "text/plain", run->report, strlen(run->report), run->err);
+    return r;
+}
+
 void rv_run_fini(struct rv_run *run)
 {
     free(run->panel);
@@ -54,12 +67,7 @@ void rv_run_fini(struct rv_run *run)
 
 void rv_matrix_setup(void)
 {
-    cpu_set_t set;
-    int threads = 1;
-
-    if (sched_getaffinity(0, sizeof(set), &set) == 0 && CPU_COUNT(&set) > 1)
-        threads = MATRIX_THREADS_MAX;
-    openblas_set_num_threads(threads);
+    openblas_set_num_threads(MATRIX_THREADS);
 }
 
 int rv_executor_start(void **ret_state, struct rv_failure *err)

@@ -15,6 +15,7 @@ struct rv_run {
     struct rv_fault fault;
     uint64_t done, total; /* steps of progress */
     char text[64];        /* what the job is doing, for people */
+    char report[160];     /* of a fault, for a second output; empty = none */
     float *panel;         /* RV_PANEL_FLOATS, made when the first 2-byte weight is met */
 };
 
@@ -30,6 +31,9 @@ int rv_run_advance(struct rv_run *run, uint64_t steps);
 
 /* -ENOMEM with err filled; `what` names the memory. */
 int rv_run_no_memory(struct rv_run *run, const char *what);
+
+/* Adds the executor's output, and the report of a fault after it. As rv_job_add_output. */
+int rv_run_add_output(struct rv_run *run, const char *name, const char *content_type, const void *data, uint64_t size);
 
 void rv_run_fini(struct rv_run *run);
 

@@ -1,6 +1,7 @@
 /* The video executor: a prompt becomes a short film, an animated WebP file that loops. */
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <webp/encode.h>
 #include <webp/mux.h>
 
@@ -91,9 +92,25 @@ static int film_finish(struct rv_run *run, struct film *film, uint32_t frames)
         !WebPAnimEncoderAssemble(film->encoder, &file))
         r = film_fail(run, WebPAnimEncoderGetError(film->encoder));
     else
-        r = rv_job_add_output(run->execution->job, "video.webp", "image/webp", file.bytes, file.size, run->err);
+        r = rv_run_add_output(run, "video.webp", "image/webp", file.bytes, file.size);
     WebPDataClear(&file);
     return r;
+}
+
+/* Each frame takes a quarter from each neighbour, round the end: tokens hold two frames, and would show as jumps. */
+static int frames_smooth(struct rv_pipeline *pipeline, float *latent)
+{
+    const struct rv_geometry *g = &pipeline->geometry;
+    size_t size = rv_geometry_size(g), frame = size / g->frames, i;
+    float *old = malloc(size * sizeof(float));
+
+    if (!old)
+        return rv_run_no_memory(&pipeline->run, "the frames");
+    memcpy(old, latent, size * sizeof(float));
+    for (i = 0; i < size; i++)
+        latent[i] = 0.5f * old[i] + 0.25f * (old[(i + frame) % size] + old[(i + size - frame) % size]);
+    free(old);
+    return 0;
 }
 
 static int frames_decode(struct rv_pipeline *pipeline, struct film *film, const float *latent)
@@ -144,7 +161,8 @@ static int video_run(struct rv_execution *execution, struct rv_failure *err)
             0 ||
         (r = film_init(&pipeline.run, &film)) < 0 || (r = rv_pipeline_denoise(&pipeline, &request, &latent)) < 0)
         goto out;
-    r = frames_decode(&pipeline, &film, latent);
+    if ((r = frames_smooth(&pipeline, latent)) == 0)
+        r = frames_decode(&pipeline, &film, latent);
 out:
     free(latent);
     film_fini(&film);
