@@ -411,7 +411,8 @@ static int read_file(struct rv_loader *loader, char **ret_text, size_t *ret_leng
     return 0;
 }
 
-static void load_file(struct rv_loader *loader)
+/* NULL = an empty file, or a problem that was reported. */
+static struct rv_node *read_tree(struct rv_loader *loader)
 {
     struct rv_node *root = NULL;
     char reason[RV_KEY_REASON_MAX] = "";
@@ -421,14 +422,21 @@ static void load_file(struct rv_loader *loader)
     int r;
 
     if (read_file(loader, &text, &length) < 0)
-        return;
+        return NULL;
     r = rv_tree_parse(text, length, &root, &line, reason, sizeof(reason));
     free(text);
     if (r == -ENOMEM)
         loader->no_memory = true;
     else if (r < 0)
         rv_loader_problem(loader, at_line(line), "", "%s", reason);
-    else if (root && root->kind == RV_NODE_MAP)
+    return r < 0 ? NULL : root;
+}
+
+static void load_file(struct rv_loader *loader)
+{
+    struct rv_node *root = read_tree(loader);
+
+    if (root && root->kind == RV_NODE_MAP)
         walk_section(loader, root, "", "", 0);
     else if (root && !is_empty(root))
         rv_loader_problem(loader, at_line(root->line), "", "the file holds %s; allowed: a map of keys",
@@ -630,6 +638,71 @@ out:
         rv_config_destroy(&loader.config->config);
     else
         *ret_config = &loader.config->config;
+    return r;
+}
+
+/* runtime_dir in the file; "" = not there. */
+static int runtime_dir_of_file(struct rv_loader *loader, char *buffer, size_t size)
+{
+    struct rv_node *root = read_tree(loader);
+    const char *text = "";
+    int n;
+
+    for (const struct rv_node *node = root && root->kind == RV_NODE_MAP ? root->child : NULL; node; node = node->next)
+        if (strcmp(node->key->text, "runtime_dir") == 0 && node->kind == RV_NODE_SCALAR)
+            text = node->text;
+    n = snprintf(buffer, size, "%s%s%s", *text && *text != '/' ? loader->file_folder : "",
+                 *text && *text != '/' ? "/" : "", text);
+    rv_tree_destroy(root);
+    if (loader->no_memory)
+        return -ENOMEM;
+    return loader->problem_count ? -EINVAL : n < 0 || (size_t)n >= size ? -ENAMETOOLONG : 0;
+}
+
+/* The last runtime_dir=… among the flags, else the environment's. NULL = neither. */
+static const char *runtime_dir_given(const struct rv_config_sources *sources)
+{
+    static const char key[] = "runtime_dir=";
+    const char *given = getenv("RESVISOR_RUNTIME_DIR");
+
+    for (unsigned i = 0; sources->sets && sources->sets[i]; i++)
+        if (strncmp(sources->sets[i], key, sizeof(key) - 1) == 0)
+            given = sources->sets[i] + sizeof(key) - 1;
+    return given && *given ? given : NULL;
+}
+
+int rv_config_find_runtime_dir(const struct rv_config_sources *sources, char *buffer, size_t size, char *problem,
+                               size_t problem_size)
+{
+    struct rv_loader loader = {.problems = NULL};
+    const char *given = runtime_dir_given(sources);
+    int r = -ENOMEM;
+
+    problem[0] = '\0';
+    loader.problems = fmemopen(problem, problem_size, "w");
+    loader.file = find_file(sources);
+    if (!loader.problems || find_folders(&loader) < 0)
+        goto out;
+    buffer[0] = '\0';
+    if (given) {
+        int n = snprintf(buffer, size, "%s%s%s", *given == '/' ? "" : loader.work_folder, *given == '/' ? "" : "/", given);
+
+        r = n < 0 || (size_t)n >= size ? -ENAMETOOLONG : 0;
+    } else {
+        r = loader.file ? runtime_dir_of_file(&loader, buffer, size) : 0;
+    }
+    if (r == 0 && *buffer == '\0')
+        r = rv_runtime_dir_default(buffer, size);
+    if (r == -EACCES)
+        fprintf(loader.problems, "%s belongs to somebody else or is open to others", buffer);
+out:
+    if (loader.problems)
+        (void)fclose(loader.problems);
+    problem[strcspn(problem, "\n")] = '\0';
+    if (r < 0 && *problem == '\0')
+        (void)snprintf(problem, problem_size, "no memory, or the path of the runtime directory is too long");
+    free(loader.file_folder);
+    free(loader.work_folder);
     return r;
 }
 

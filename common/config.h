@@ -119,4 +119,12 @@ void rv_config_write_reference(FILE *out);
  * else /tmp/resvisor-UID (owned and 0700, or refused). Writes at most size bytes; -ENAMETOOLONG. */
 int rv_runtime_dir_default(char *buffer, size_t size);
 
+/*
+ * Where the supervisor of these sources listens, for commands that only talk to it: runtime_dir from flags, environment, file,
+ * default. Nothing else in the file is looked at, so a half-edited file does not keep `resvisor stop` from working. On failure
+ * `problem` has one line and a negative errno is returned.
+ */
+int rv_config_find_runtime_dir(const struct rv_config_sources *sources, char *buffer, size_t size, char *problem,
+                               size_t problem_size);
+
 #endif

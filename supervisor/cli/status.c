@@ -1,0 +1,325 @@
+/* `status` and `models`. */
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli.h"
+#include "client.h"
+#include "clock.h"
+#include "config_keys.h"
+#include "output.h"
+
+#define ROUTER_TIMEOUT_US RV_SEC /* for the queues; without it the supervisor's part is shown */
+#define SAFE_MAX 1024
+
+/* Both answers. `queues` is the router's: it knows what waits. */
+struct facts {
+    struct rv_frame supervisor_frame, router_frame;
+    const Resvisor__V1__Status *status, *queues;
+    struct rv_error router_error;
+};
+
+static void facts_fini(struct facts *facts)
+{
+    rv_frame_fini(&facts->supervisor_frame);
+    rv_frame_fini(&facts->router_frame);
+}
+
+static void ask_router(const char *runtime_dir, struct facts *facts)
+{
+    struct rv_client client = RV_CLIENT_INIT;
+    Resvisor__V1__Request request = RESVISOR__V1__REQUEST__INIT;
+    Resvisor__V1__StatusRequest body = RESVISOR__V1__STATUS_REQUEST__INIT;
+
+    request.body_case = RESVISOR__V1__REQUEST__BODY_STATUS;
+    request.status = &body;
+    if (rv_client_connect(&client, runtime_dir, RV_SOCKET_ROUTER, ROUTER_TIMEOUT_US, &facts->router_error) == 0 &&
+        rv_client_rpc(&client, &request, ROUTER_TIMEOUT_US, &facts->router_frame, &facts->router_error) == 0 &&
+        facts->router_frame.message->rpc_reply->body_case == RESVISOR__V1__REPLY__BODY_STATUS)
+        facts->queues = facts->router_frame.message->rpc_reply->status;
+    rv_client_close(&client);
+}
+
+static int ask(const struct rv_args *args, bool with_queues, struct facts *facts, struct rv_error *err)
+{
+    struct rv_client client = RV_CLIENT_INIT;
+    Rv__Frame request = RV__FRAME__INIT;
+    Resvisor__V1__StatusRequest body = RESVISOR__V1__STATUS_REQUEST__INIT;
+    char runtime_dir[PATH_MAX];
+    int r = rv_cli_runtime_dir(args, runtime_dir, sizeof(runtime_dir), err);
+
+    request.body_case = RV__FRAME__BODY_STATUS_REQUEST;
+    request.status_request = &body;
+    if (r == 0)
+        r = rv_client_connect(&client, runtime_dir, RV_SOCKET_CONTROL, RV_CLIENT_TIMEOUT_US, err);
+    if (r == 0)
+        r = rv_client_request(&client, &request, RV__FRAME__BODY_STATUS, RV_CLIENT_TIMEOUT_US, NULL, NULL,
+                              &facts->supervisor_frame, err);
+    rv_client_close(&client);
+    if (r < 0)
+        return r;
+    facts->status = facts->supervisor_frame.message->status;
+    if (with_queues)
+        ask_router(runtime_dir, facts);
+    return 0;
+}
+
+/* The router's numbers of a type. NULL = it did not tell. */
+static const Resvisor__V1__TypeStatus *queue_of(const struct facts *facts, const char *type)
+{
+    for (size_t i = 0; facts->queues && i < facts->queues->n_types; i++)
+        if (strcmp(facts->queues->types[i]->name, type) == 0)
+            return facts->queues->types[i];
+    return NULL;
+}
+
+/* ---- JSON -------------------------------------------------------------------------------------------------------- */
+
+#define SET_INTEGER(object, name, value) (void)json_object_set_new(object, name, json_integer((json_int_t)(value)))
+#define SET_TEXT(object, name, value) (void)json_object_set_new(object, name, rv_json_text(value))
+
+static json_t *worker_json(const Resvisor__V1__WorkerStatus *worker)
+{
+    json_t *root = json_object();
+
+    SET_TEXT(root, "id", worker->id);
+    SET_INTEGER(root, "pid", worker->pid);
+    SET_TEXT(root, "state", worker->state);
+    SET_INTEGER(root, "starts", worker->starts);
+    SET_TEXT(root, "last_exit", worker->last_exit);
+    SET_TEXT(root, "job", worker->job);
+    SET_INTEGER(root, "uptime_ms", worker->uptime_ms);
+    return root;
+}
+
+static json_t *type_json(const Resvisor__V1__TypeStatus *type, const Resvisor__V1__TypeStatus *queue)
+{
+    json_t *root = json_object(), *workers = json_array();
+
+    SET_TEXT(root, "name", type->name);
+    SET_TEXT(root, "kind", type->kind);
+    SET_TEXT(root, "state", type->state);
+    SET_INTEGER(root, "queued", queue ? queue->queued : type->queued);
+    SET_INTEGER(root, "running", queue ? queue->running : type->running);
+    for (size_t i = 0; i < type->n_workers; i++)
+        (void)json_array_append_new(workers, worker_json(type->workers[i]));
+    (void)json_object_set_new(root, "workers", workers);
+    return root;
+}
+
+static json_t *models_json(const Resvisor__V1__Status *status)
+{
+    json_t *array = json_array();
+
+    for (size_t i = 0; i < status->n_models; i++)
+        (void)json_array_append_new(array, rv_model_json(status->models[i]));
+    return array;
+}
+
+static void print_status_json(const struct facts *facts)
+{
+    const Resvisor__V1__Status *s = facts->status;
+    json_t *root = json_object(), *supervisor = json_object(), *router = json_object(), *pool = json_object(),
+           *types = json_array();
+
+    SET_TEXT(root, "version", s->version);
+    SET_INTEGER(supervisor, "pid", s->supervisor_pid);
+    SET_INTEGER(supervisor, "uptime_ms", s->uptime_ms);
+    SET_INTEGER(supervisor, "keeper_pid", s->keeper_pid);
+    (void)json_object_set_new(root, "supervisor", supervisor);
+    SET_INTEGER(router, "pid", s->router_pid);
+    SET_TEXT(router, "state", s->router_state);
+    (void)json_object_set_new(router, "answers", json_boolean(facts->queues));
+    (void)json_object_set_new(root, "router", router);
+    for (size_t i = 0; i < s->n_types; i++)
+        (void)json_array_append_new(types, type_json(s->types[i], queue_of(facts, s->types[i]->name)));
+    (void)json_object_set_new(root, "types", types);
+    (void)json_object_set_new(root, "models", models_json(s));
+    SET_INTEGER(pool, "bytes", s->pool_bytes);
+    SET_INTEGER(pool, "budget", s->pool_budget);
+    (void)json_object_set_new(root, "pool", pool);
+    SET_INTEGER(root, "clients", s->clients);
+    SET_INTEGER(root, "leases", s->leases);
+    SET_INTEGER(root, "bad_frames", s->bad_frames);
+    rv_json_print(root);
+}
+
+/* ---- tables ------------------------------------------------------------------------------------------------------ */
+
+static const char *escaped(char *buffer, size_t size, const char *text)
+{
+    return rv_escape(buffer, size, text, strlen(text));
+}
+
+static void print_head(const struct facts *facts)
+{
+    const Resvisor__V1__Status *s = facts->status;
+    char version[64], state[64], uptime[32], bytes[32], budget[32], reason[RV_ERROR_TEXT_MAX];
+
+    rv_format_duration(s->uptime_ms * RV_MSEC, uptime, sizeof(uptime));
+    rv_format_size(s->pool_bytes, bytes, sizeof(bytes));
+    rv_format_size(s->pool_budget, budget, sizeof(budget));
+    printf("resvisor %s   supervisor %d, up %s   keeper %d   router %d %s\n", escaped(version, sizeof(version), s->version),
+           s->supervisor_pid, uptime, s->keeper_pid, s->router_pid, escaped(state, sizeof(state), s->router_state));
+    printf("pool %s", bytes);
+    if (s->pool_budget)
+        printf(" of %s (%.0f%%)", budget, (double)s->pool_bytes * 100 / (double)s->pool_budget);
+    printf("   clients %" PRIu32 "   leases %" PRIu32 "   bad frames %" PRIu64 "\n", s->clients, s->leases, s->bad_frames);
+    if (!facts->queues)
+        printf("the router does not answer (%s): queue lengths are not known\n",
+               escaped(reason, sizeof(reason), facts->router_error.message));
+}
+
+static void print_types(const struct facts *facts)
+{
+    static const char *const titles[] = {"TYPE", "STATE",   ">QUEUED", ">RUNNING", "WORKER", ">PID",
+                                         "STATE", ">UPTIME", ">STARTS", "JOB",      "LAST EXIT", NULL};
+    struct rv_table table;
+    char uptime[32];
+
+    rv_table_init(&table, titles);
+    for (size_t i = 0; i < facts->status->n_types; i++) {
+        const Resvisor__V1__TypeStatus *type = facts->status->types[i], *queue = queue_of(facts, type->name);
+
+        for (size_t k = 0; k < (type->n_workers ? type->n_workers : 1); k++) {
+            const Resvisor__V1__WorkerStatus *worker = k < type->n_workers ? type->workers[k] : NULL;
+
+            rv_table_add(&table, "%s", k == 0 ? type->name : "");
+            rv_table_add(&table, "%s", k == 0 ? type->state : "");
+            rv_table_add(&table, k == 0 ? "%" PRIu32 : "", queue ? queue->queued : type->queued);
+            rv_table_add(&table, k == 0 ? "%" PRIu32 : "", queue ? queue->running : type->running);
+            rv_format_duration(worker ? worker->uptime_ms * RV_MSEC : 0, uptime, sizeof(uptime));
+            rv_table_add(&table, "%s", worker ? worker->id : "-");
+            rv_table_add(&table, worker && worker->pid ? "%d" : "-", worker ? worker->pid : 0);
+            rv_table_add(&table, "%s", worker ? worker->state : "-");
+            rv_table_add(&table, "%s", worker && worker->pid ? uptime : "-");
+            rv_table_add(&table, "%" PRIu32, worker ? worker->starts : 0);
+            rv_table_add(&table, "%s", worker && *worker->job ? worker->job : "-");
+            rv_table_add(&table, "%s", worker ? worker->last_exit : "");
+        }
+    }
+    rv_table_print(&table);
+}
+
+static void print_models(const Resvisor__V1__Status *status)
+{
+    static const char *const titles[] = {"MODEL", "STATE", ">SIZE", ">TENSORS", ">LEASES", "PIN",
+                                         ">LOADS", ">LOAD TIME", ">READ", ">GENERATION", NULL};
+    struct rv_table table;
+    char size[32], load[32], bytes[32], safe[SAFE_MAX], name[SAFE_MAX];
+
+    rv_table_init(&table, titles);
+    for (size_t i = 0; i < status->n_models; i++) {
+        const Resvisor__V1__ModelStatus *m = status->models[i];
+
+        rv_format_size(m->total_bytes ? m->progress_bytes : m->bytes, size, sizeof(size));
+        rv_format_duration(m->load_ms * RV_MSEC, load, sizeof(load));
+        rv_format_size(m->read_bytes, bytes, sizeof(bytes));
+        rv_table_add(&table, "%s", m->name);
+        rv_table_add(&table, "%s", m->state);
+        rv_table_add(&table, "%s", size);
+        rv_table_add(&table, "%" PRIu64, m->tensors);
+        rv_table_add(&table, "%" PRIu32, m->leases);
+        rv_table_add(&table, "%s", m->pinned ? "pin" : "-");
+        rv_table_add(&table, "%" PRIu32, m->loads);
+        rv_table_add(&table, "%s", m->loads ? load : "-");
+        rv_table_add(&table, "%s", bytes);
+        rv_table_add(&table, m->old_generations ? "%" PRIu64 " (+%" PRIu32 " old)" : "%" PRIu64, m->generation,
+                     m->old_generations);
+    }
+    rv_table_print(&table);
+    for (size_t i = 0; i < status->n_models; i++) {
+        const Resvisor__V1__ModelStatus *m = status->models[i];
+
+        if (m->error && m->error->code != RESVISOR__V1__ERROR_CODE__ERROR_OK)
+            printf("%s: %s\n", escaped(name, sizeof(name), m->name), escaped(safe, sizeof(safe), m->error->message));
+    }
+}
+
+static void print_status(const struct facts *facts)
+{
+    print_head(facts);
+    if (facts->status->n_types) {
+        (void)putchar('\n');
+        print_types(facts);
+    }
+    if (facts->status->n_models) {
+        (void)putchar('\n');
+        print_models(facts->status);
+    }
+}
+
+static void print_only_models(const struct facts *facts, bool json)
+{
+    if (json) {
+        json_t *root = json_object();
+
+        (void)json_object_set_new(root, "models", models_json(facts->status));
+        rv_json_print(root);
+    } else if (facts->status->n_models == 0) {
+        puts("no models");
+    } else {
+        print_models(facts->status);
+    }
+}
+
+/* ---- commands ---------------------------------------------------------------------------------------------------- */
+
+static int run(const struct rv_command *command, int argc, char **argv)
+{
+    bool only_models = command == &rv_command_models;
+    struct facts facts = {0};
+    struct rv_error err = {0};
+    struct rv_args args;
+    const char *value;
+    int i, exit_code = RV_EXIT_DONE;
+
+    rv_args_init(&args, command, argc, argv);
+    while ((i = rv_args_next(&args, &value)) >= 0)
+        ;
+    if (i != RV_ARGS_END)
+        return rv_args_exit(&args, i);
+    if (ask(&args, !only_models, &facts, &err) < 0)
+        exit_code = rv_say_error(&err, args.json);
+    else if (only_models)
+        print_only_models(&facts, args.json);
+    else if (args.json)
+        print_status_json(&facts);
+    else
+        print_status(&facts);
+    facts_fini(&facts);
+    rv_args_fini(&args);
+    return exit_code;
+}
+
+static int run_status(int argc, char **argv)
+{
+    return run(&rv_command_status, argc, argv);
+}
+
+static int run_models(int argc, char **argv)
+{
+    return run(&rv_command_models, argc, argv);
+}
+
+const struct rv_command rv_command_status = {
+    .name = "status",
+    .arguments = "[--json]",
+    .summary = "Show processes, workers, models and queues.",
+    .text = "",
+    .common = RV_COMMON_CONFIG | RV_COMMON_JSON,
+    .run = run_status,
+};
+
+const struct rv_command rv_command_models = {
+    .name = "models",
+    .arguments = "[--json]",
+    .summary = "List models: what is in memory, who uses it, what it cost.",
+    .text = "",
+    .common = RV_COMMON_CONFIG | RV_COMMON_JSON,
+    .run = run_models,
+};
