@@ -23,6 +23,7 @@ const struct rv_command *const rv_commands[] = {
     &rv_command_version,
     &rv_command_help,
     &rv_command_complete,
+    &rv_command_words,
     &rv_command_supervisor,
     NULL,
 };

@@ -17,7 +17,13 @@ extern const struct rv_command rv_command_jobs, rv_command_job, rv_command_cance
 extern const struct rv_command rv_command_fetch;                                                     /* fetch.c */
 extern const struct rv_command rv_command_restart, rv_command_logs, rv_command_stop;                 /* operate.c */
 extern const struct rv_command rv_command_check, rv_command_errors, rv_command_version;              /* info.c */
-extern const struct rv_command rv_command_help, rv_command_complete;                                 /* help.c */
+extern const struct rv_command rv_command_help, rv_command_complete, rv_command_words;               /* help.c */
+
+/* The files of deploy/completion, built in (CMakeLists.txt); ended by an empty row. */
+struct rv_completion {
+    const char *shell, *script;
+};
+extern const struct rv_completion rv_completions[];
 
 /* Finds the command of argv[1] and runs it. Returns the exit code. */
 int rv_cli_run(int argc, char **argv);

@@ -66,35 +66,65 @@ static void print_options(const char *name)
     rv_args_print_options(&args, stdout);
 }
 
+static void print_job_ids(const char *runtime_dir, struct rv_client *client)
+{
+    Resvisor__V1__Request request = RESVISOR__V1__REQUEST__INIT;
+    Resvisor__V1__List list = RESVISOR__V1__LIST__INIT;
+    struct rv_frame answer = RV_FRAME_INIT;
+    struct rv_error err = {0};
+
+    request.body_case = RESVISOR__V1__REQUEST__BODY_LIST;
+    request.list = &list;
+    if (rv_client_connect(client, runtime_dir, RV_SOCKET_ROUTER, COMPLETE_TIMEOUT_US, &err) == 0 &&
+        rv_client_rpc(client, &request, COMPLETE_TIMEOUT_US, &answer, &err) == 0 &&
+        answer.message->rpc_reply->body_case == RESVISOR__V1__REPLY__BODY_JOBS)
+        for (size_t i = 0; i < answer.message->rpc_reply->jobs->n_jobs; i++)
+            puts(answer.message->rpc_reply->jobs->jobs[i]->job_id);
+    rv_frame_fini(&answer);
+}
+
+static void print_models_or_types(const char *runtime_dir, struct rv_client *client, bool models)
+{
+    Resvisor__V1__StatusRequest body = RESVISOR__V1__STATUS_REQUEST__INIT;
+    Rv__Frame request = RV__FRAME__INIT;
+    struct rv_frame answer = RV_FRAME_INIT;
+    struct rv_error err = {0};
+    char safe[RV_KEY_VALUE_MAX];
+
+    request.body_case = RV__FRAME__BODY_STATUS_REQUEST;
+    request.status_request = &body;
+    if (rv_client_connect(client, runtime_dir, RV_SOCKET_CONTROL, COMPLETE_TIMEOUT_US, &err) == 0 &&
+        rv_client_request(client, &request, RV__FRAME__BODY_STATUS, COMPLETE_TIMEOUT_US, NULL, NULL, &answer, &err) == 0) {
+        const Resvisor__V1__Status *status = answer.message->status;
+
+        for (size_t i = 0; i < (models ? status->n_models : status->n_types); i++) {
+            const char *name = models ? status->models[i]->name : status->types[i]->name;
+
+            puts(rv_escape(safe, sizeof(safe), name, strlen(name)));
+        }
+    }
+    rv_frame_fini(&answer);
+}
+
 /* Names that a running supervisor knows. Without one there is nothing to offer, and nothing to complain about. */
 static void print_names(const char *kind)
 {
     struct rv_args none;
     struct rv_client client = RV_CLIENT_INIT;
     struct rv_error err = {0};
-    Rv__Frame request = RV__FRAME__INIT;
-    Resvisor__V1__StatusRequest body = RESVISOR__V1__STATUS_REQUEST__INIT;
-    struct rv_frame answer = RV_FRAME_INIT;
     char folder[PATH_MAX];
 
     rv_args_init(&none, NULL, 0, NULL);
-    request.body_case = RV__FRAME__BODY_STATUS_REQUEST;
-    request.status_request = &body;
-    if (rv_cli_runtime_dir(&none, folder, sizeof(folder), &err) == 0 &&
-        rv_client_connect(&client, folder, RV_SOCKET_CONTROL, COMPLETE_TIMEOUT_US, &err) == 0 &&
-        rv_client_request(&client, &request, RV__FRAME__BODY_STATUS, COMPLETE_TIMEOUT_US, NULL, NULL, &answer, &err) == 0) {
-        const Resvisor__V1__Status *status = answer.message->status;
-
-        for (size_t i = 0; strcmp(kind, "models") == 0 && i < status->n_models; i++)
-            puts(status->models[i]->name);
-        for (size_t i = 0; strcmp(kind, "types") == 0 && i < status->n_types; i++)
-            puts(status->types[i]->name);
-        rv_frame_fini(&answer);
-    }
+    if (rv_cli_runtime_dir(&none, folder, sizeof(folder), &err) < 0)
+        return;
+    if (strcmp(kind, "jobs") == 0)
+        print_job_ids(folder, &client);
+    else if (strcmp(kind, "models") == 0 || strcmp(kind, "types") == 0)
+        print_models_or_types(folder, &client, kind[0] == 'm');
     rv_client_close(&client);
 }
 
-static int run_complete(int argc, char **argv)
+static int run_words(int argc, char **argv)
 {
     const char *kind = argc > 1 ? argv[1] : "";
 
@@ -114,8 +144,37 @@ static int run_complete(int argc, char **argv)
     return RV_EXIT_DONE;
 }
 
+const struct rv_command rv_command_words = {
+    .name = "_complete", .arguments = "KIND [COMMAND]", .summary = "", .text = "", .run = run_words, .hidden = true};
+
+static int run_complete(int argc, char **argv)
+{
+    struct rv_args args;
+    const char *value;
+    int i;
+
+    rv_args_init(&args, &rv_command_complete, argc, argv);
+    i = rv_args_next(&args, &value);
+    if (i != RV_ARGS_END)
+        return rv_args_exit(&args, i);
+    for (const struct rv_completion *c = rv_completions; c->shell; c++) {
+        if (strcmp(c->shell, args.arguments[0]) == 0) {
+            (void)fputs(c->script, stdout);
+            return RV_EXIT_DONE;
+        }
+    }
+    return rv_args_wrong(&args, "there is no completion for that shell; there is one for bash, zsh and fish");
+}
+
 const struct rv_command rv_command_complete = {
-    .name = "_complete", .arguments = "KIND [COMMAND]", .summary = "", .text = "", .run = run_complete, .hidden = true};
+    .name = "complete",
+    .arguments = "SHELL",
+    .summary = "Print the completion script of bash, zsh or fish.",
+    .text = "For this shell: source <(resvisor complete bash)",
+    .min_arguments = 1,
+    .max_arguments = 1,
+    .run = run_complete,
+};
 
 /* ---- running ----------------------------------------------------------------------------------------------------- */
 

@@ -13,7 +13,7 @@
 #include "save.h"
 
 #define CODE(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
-#define WAIT_SLICE_MS 500u        /* progress is shown, and Ctrl-C noticed, at least this often */
+#define WAIT_SLICE_MS 500u /* progress is shown, and Ctrl-C noticed, at least this often */
 #define UUID_TEXT 37
 
 static const struct rv_option submit_options[] = {
@@ -201,19 +201,19 @@ static int read_order(struct order *order, int argc, char **argv, bool *ret_done
 
 /* ---- waiting ----------------------------------------------------------------------------------------------------- */
 
-/* Submits, or waits for one slice. */
-static int ask_for_job(struct order *order, struct rv_router *router, bool submit, struct rv_frame *ret_answer,
+/* Submits, or (slice_ms not 0) waits for the job so long. */
+static int ask_for_job(struct order *order, struct rv_router *router, uint64_t slice_ms, struct rv_frame *ret_answer,
                        struct rv_error *err)
 {
     Resvisor__V1__Request request = RESVISOR__V1__REQUEST__INIT;
     Resvisor__V1__Wait wait = RESVISOR__V1__WAIT__INIT;
 
-    if (submit) {
+    if (slice_ms == 0) {
         request.body_case = RESVISOR__V1__REQUEST__BODY_SUBMIT;
         request.submit = &order->submit;
     } else {
         wait.job_id = order->submit.job_id;
-        wait.timeout_ms = WAIT_SLICE_MS;
+        wait.timeout_ms = slice_ms;
         request.body_case = RESVISOR__V1__REQUEST__BODY_WAIT;
         request.wait = &wait;
     }
@@ -228,6 +228,15 @@ static void show_progress(struct rv_progress *progress, const Resvisor__V1__Job 
     (void)snprintf(text, sizeof(text), "%s%s%s", job->worker, *job->worker && *job->progress_text ? " " : "",
                    job->progress_text);
     rv_progress_show(progress, what, job->progress_done, job->progress_total, text);
+}
+
+/* Not beyond the end of the user's own patience; never 0. */
+static uint64_t slice_ms(const struct order *order, uint64_t start)
+{
+    uint64_t spent = rv_now_us() - start;
+    uint64_t left = order->timeout_us > spent ? (order->timeout_us - spent) / RV_MSEC + 1 : 1;
+
+    return left < WAIT_SLICE_MS ? left : WAIT_SLICE_MS;
 }
 
 /* Waits until the job in *answer has ended; *answer then holds its last state. */
@@ -257,10 +266,10 @@ static int wait_for_end(struct order *order, struct rv_router *router, struct rv
         } else {
             show_progress(&progress, job);
             rv_frame_fini(answer);
-            r = ask_for_job(order, router, false, answer, err);
+            r = ask_for_job(order, router, slice_ms(order, start), answer, err);
             /* A new router has forgotten jobs that only waited; those that ran it knows, so nothing runs twice. */
             if (r < 0 && err->code == CODE(NO_SUCH_JOB) && router->connections != connections)
-                r = ask_for_job(order, router, true, answer, err);
+                r = ask_for_job(order, router, 0, answer, err);
         }
     }
     rv_progress_end(&progress);
@@ -296,7 +305,7 @@ static int run_order(struct order *order)
     int r = rv_router_init(&router, &order->args, &err), exit_code;
 
     if (r == 0)
-        r = ask_for_job(order, &router, true, &answer, &err);
+        r = ask_for_job(order, &router, 0, &answer, &err);
     if (r == 0 && order->wait) {
         struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESETHAND}; /* a second one ends us */
 
