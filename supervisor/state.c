@@ -38,7 +38,8 @@ int rv_state_init(struct rv_state *state)
 
     *state = (struct rv_state){.counters = {.started_us = rv_now_us(), .next_incarnation = 1, .next_lease = 1}};
     TAILQ_INIT(&state->models);
-    (void)getrandom(random, sizeof(random), 0);
+    if (getrandom(random, sizeof(random), 0) != (ssize_t)sizeof(random))
+        return -EIO;
     for (unsigned i = 0; i < sizeof(random); i++)
         (void)snprintf(state->instance + 2 * i, 3, "%02x", random[i]);
     state->ledger.entries = calloc(RV_JOB_LEDGER_MAX, sizeof(*state->ledger.entries));
@@ -67,6 +68,14 @@ void rv_state_fini(struct rv_state *state)
         model_free(state, model);
     free(state->ledger.entries);
     state->ledger.entries = NULL;
+}
+
+uint32_t rv_random32(void)
+{
+    uint32_t random;
+
+    /* Only spreads restarts over time: where the kernel gives none, the clock is random enough. */
+    return getrandom(&random, sizeof(random), 0) == (ssize_t)sizeof(random) ? random : (uint32_t)rv_now_us();
 }
 
 bool rv_identity_equal(const struct rv_file_identity *a, const struct rv_file_identity *b)

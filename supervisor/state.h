@@ -186,6 +186,9 @@ void rv_ledger_mark(struct rv_ledger *ledger, const char *job_id, const char *ty
 /* Adds a death and says how many lie within the window. */
 uint32_t rv_deaths_add(struct rv_deaths *deaths, uint64_t now_us, uint64_t window_us);
 
+/* For jitter. */
+uint32_t rv_random32(void);
+
 /* Delay before the next start: at once, then 1, 2, 4 … up to max seconds, +-20 % by `random`. */
 uint64_t rv_backoff_us(uint32_t consecutive_deaths, uint64_t max_us, uint32_t random);
 

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "children_private.h"
@@ -67,7 +66,6 @@ static void on_exit_router(struct rv_supervisor *s, struct rv_child *child, cons
 {
     struct rv_router *r = (struct rv_router *)child;
     uint64_t now = rv_now_us(), delay;
-    uint32_t random = 0;
 
     (void)event_del(r->timer);
     r->set_up = false;
@@ -80,8 +78,7 @@ static void on_exit_router(struct rv_supervisor *s, struct rv_child *child, cons
     r->ready_us = 0;
     (void)rv_deaths_add(&r->deaths, now, STABLE_US);
     s->state.counters.router_deaths++;
-    (void)getrandom(&random, sizeof(random), 0);
-    delay = rv_backoff_us(r->deaths.consecutive, BACKOFF_MAX_US, random);
+    delay = rv_backoff_us(r->deaths.consecutive, BACKOFF_MAX_US, rv_random32());
     rv_log_warning("the router %s; restarts %s%.1f s; running jobs go on", report->text, delay ? "in " : "at once, in ",
                    (double)delay / (double)RV_SEC);
     r->state = ROUTER_BACKOFF;

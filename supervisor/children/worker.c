@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "children_private.h"
 #include "clock.h"
@@ -125,7 +124,7 @@ struct verdict {
 static void judge(struct rv_worker *w, const struct rv_exit_report *report, struct verdict *v)
 {
     uint64_t now = rv_now_us();
-    uint32_t random = 0, within;
+    uint32_t within;
 
     v->delay_us = 0;
     if (w->supervisor->stopping || (w->state == RV_WORKER_DRAINING && !w->start_again)) {
@@ -151,8 +150,7 @@ static void judge(struct rv_worker *w, const struct rv_exit_report *report, stru
                        (unsigned long long)(w->type->death_window_us / RV_SEC), w->type->name);
     } else {
         v->state = RV_WORKER_BACKOFF;
-        (void)getrandom(&random, sizeof(random), 0);
-        v->delay_us = rv_backoff_us(w->deaths.consecutive, BACKOFF_MAX_US, random);
+            v->delay_us = rv_backoff_us(w->deaths.consecutive, BACKOFF_MAX_US, rv_random32());
         if (v->delay_us == 0)
             (void)snprintf(v->next, sizeof(v->next), "restarts at once");
         else
