@@ -64,8 +64,12 @@ for package in $wanted; do
         *) missing="$missing $package" ;;
     esac
 done
-version=$(dpkg-query -W -f='${Version}' $libevent_package 2>/dev/null || true)
-if [ -n "$version" ] && dpkg --compare-versions "$version" lt "$libevent_wanted"; then
+# Old only if there is one: a fresh one comes with the packages above.
+libevent_is_old() {
+    version=$(dpkg-query -W -f='${Version}' $libevent_package 2>/dev/null) || return 1
+    dpkg --compare-versions "$version" lt "$libevent_wanted"
+}
+if libevent_is_old; then
     if [ "$(id -u)" -eq 0 ]; then
         missing="$missing $libevent_package"
         case $wanted in *libevent-dev*) missing="$missing libevent-dev" ;; esac
@@ -91,17 +95,27 @@ trap 'rm -f "$log"' EXIT
 install() {
     apt-get install -y -q --no-install-recommends $missing </dev/null >"$log" 2>&1
 }
+update() {
+    apt-get update -q </dev/null >"$log" 2>&1
+}
 # The lists on the machine may be good enough; fetch new ones only if they are not.
-if ! install; then
-    if ! apt-get update -q </dev/null >"$log" 2>&1; then
+if ! install || libevent_is_old; then
+    if ! update; then
         cat "$log" >&2
         say "apt-get update failed (see above)" >&2
         exit 1
+    fi
+    if libevent_is_old; then
+        missing="$missing $libevent_package"
+        case $wanted in *libevent-dev*) missing="$missing libevent-dev" ;; esac
     fi
     if ! install; then
         cat "$log" >&2
         say "apt-get install failed (see above)" >&2
         exit 1
     fi
+fi
+if libevent_is_old; then
+    say "note: these sources have $libevent_package $version only; $libevent_wanted has security fixes" >&2
 fi
 say "done"
