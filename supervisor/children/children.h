@@ -128,6 +128,9 @@ enum rv_worker_state rv_type_state(const struct rv_supervisor *s, const char *ty
 void rv_router_start(struct rv_supervisor *s);
 void rv_router_stop(struct rv_supervisor *s, bool now);
 pid_t rv_router_pid(const struct rv_supervisor *s);
+
+/* Reads what the router has already sent. */
+void rv_router_drain(struct rv_supervisor *s);
 const char *rv_router_state(const struct rv_supervisor *s);
 struct rv_log *rv_router_log(const struct rv_supervisor *s);
 

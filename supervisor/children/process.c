@@ -273,6 +273,7 @@ void rv_children_exited(struct rv_supervisor *s, pid_t pid, int code, int status
     if (!child)
         return; /* a grandchild that outlived its parent */
     report_fill(child, code, status, &report);
+    rv_router_drain(s); /* what job it had, if that was marked a moment ago */
     if (child->session)
         rv_peer_drain(child->session->peer); /* what it said before it died counts */
     if (child->session) {

@@ -162,6 +162,14 @@ pid_t rv_router_pid(const struct rv_supervisor *s)
     return s->children->router->child.process.pid;
 }
 
+void rv_router_drain(struct rv_supervisor *s)
+{
+    struct rv_router *r = s->children->router;
+
+    if (r->child.session)
+        rv_peer_drain(r->child.session->peer);
+}
+
 const char *rv_router_state(const struct rv_supervisor *s)
 {
     return state_names[s->children->router->state];

@@ -86,9 +86,12 @@ static bool read_one(struct rv_worker *w)
         (void)pthread_cond_broadcast(&w->changed);
         return false;
     }
-    for (unsigned i = 0; i < sizeof(handlers) / sizeof(handlers[0]); i++)
-        if (handlers[i].body == frame.message->body_case)
-            handlers[i].handle(w, &frame);
+    for (unsigned i = 0; i < sizeof(handlers) / sizeof(handlers[0]); i++) {
+        if (handlers[i].body == frame.message->body_case) {
+            handlers[i].handle(w, &frame); /* may take the message away */
+            break;
+        }
+    }
     rv_frame_fini(&frame);
     return true;
 }
