@@ -1,6 +1,6 @@
 /*
- * A host for executors inside a test: the functions of resvisor.h that an executor calls, over a safetensors file mapped
- * privately. There is no supervisor, no connection and no second thread; the executors are the ones that ship.
+ * A host for executors inside a test: the functions of resvisor.h that an executor calls, over a safetensors file
+ * mapped privately. There is no supervisor, no connection and no second thread; the executors are the ones that ship.
  */
 #ifndef EXECUTOR_HOST_H
 #define EXECUTOR_HOST_H

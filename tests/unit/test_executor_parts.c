@@ -1,4 +1,5 @@
-/* The executors' building blocks against plain arithmetic: number formats, products, convolutions, noise of all kinds. */
+/* The executors' building blocks against plain arithmetic: number formats, products, convolutions, noise of all kinds.
+ */
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
@@ -139,8 +140,8 @@ static void convolution_check(uint32_t inputs, uint32_t outputs, uint32_t height
     size_t plane = (size_t)height * width, checked;
     float *in = floats_random(inputs * plane, 1), *bias = floats_random(outputs, 2);
     float *weight = floats_random((size_t)outputs * inputs * tall * wide, 3), *out = malloc(outputs * plane * 4);
-    struct rv_convolution c = {{RV_F32, outputs, inputs * tall * wide, weight}, {RV_F32, outputs, 1, bias},
-                               inputs, outputs, tall, wide};
+    struct rv_convolution c = {
+        {RV_F32, outputs, inputs * tall * wide, weight}, {RV_F32, outputs, 1, bias}, inputs, outputs, tall, wide};
     struct bench b;
 
     bench_init(&b);

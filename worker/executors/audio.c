@@ -1,8 +1,8 @@
 /*
  * The audio executor: a prompt becomes a WAV file, 16 bit, mono.
  *
- * The decoder gives loudness curves of a note's partials at the full sample rate; an oscillator bank sounds them. The notes
- * follow the latent: each RV_NOTE_LATENTS values choose one of a pentatonic scale.
+ * The decoder gives loudness curves of a note's partials at the full sample rate; an oscillator bank sounds them. The
+ * notes follow the latent: each RV_NOTE_LATENTS values choose one of a pentatonic scale.
  */
 #include <errno.h>
 #include <math.h>

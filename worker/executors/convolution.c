@@ -35,9 +35,10 @@ int rv_convolution_find(struct rv_convolution *convolution, const struct rv_mode
         return r;
     if (convolution->weight.rows > CHANNELS_MAX ||
         (uint64_t)convolution->weight.rows * convolution->weight.columns > RV_PANEL_FLOATS)
-        return rv_fail(err, EBADMSG, ERROR(MODEL_INVALID), "model %s: tensor %s.weight has %u channels; at most %u and "
-                       "%u numbers in all are supported", model->name, text, convolution->weight.rows, CHANNELS_MAX,
-                       RV_PANEL_FLOATS);
+        return rv_fail(err, EBADMSG, ERROR(MODEL_INVALID),
+                       "model %s: tensor %s.weight has %u channels; at most %u and "
+                       "%u numbers in all are supported",
+                       model->name, text, convolution->weight.rows, CHANNELS_MAX, RV_PANEL_FLOATS);
     convolution->inputs = inputs;
     convolution->outputs = convolution->weight.rows;
     convolution->kernel_height = shape->kernel_height;

@@ -13,8 +13,8 @@ int rv_convolution_find(struct rv_convolution *convolution, const struct rv_mode
                         const char *name, ...) __attribute__((format(printf, 7, 8)));
 
 /*
- * in[inputs][height][width] -> out[outputs][height][width], stride 1; beyond the edge lies the edge's value. One step of
- * progress. in and out must not overlap.
+ * in[inputs][height][width] -> out[outputs][height][width], stride 1; beyond the edge lies the edge's value. One step
+ * of progress. in and out must not overlap.
  */
 int rv_convolve(struct rv_run *run, const struct rv_convolution *convolution, const float *in, uint32_t height,
                 uint32_t width, bool relu, float *out);

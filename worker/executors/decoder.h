@@ -1,6 +1,7 @@
 /*
- * The decoder: a small latent becomes a picture or a sound by convolutions and nearest-neighbour enlarging, in the shape
- * of TAESD: convolution, ReLU, stages of residual blocks, each stage but the last enlarged, and a last convolution.
+ * The decoder: a small latent becomes a picture or a sound by convolutions and nearest-neighbour enlarging, in the
+ * shape of TAESD: convolution, ReLU, stages of residual blocks, each stage but the last enlarged, and a last
+ * convolution.
  */
 #ifndef RV_EXECUTOR_DECODER_H
 #define RV_EXECUTOR_DECODER_H
@@ -26,7 +27,7 @@ struct rv_stage {
 
 struct rv_decoder_shape {
     uint32_t inputs, outputs;
-    uint32_t stages;       /* enlarged stages - 1 times */
+    uint32_t stages; /* enlarged stages - 1 times */
     uint32_t enlarge_height, enlarge_width;
     uint32_t kernel_height, kernel_width;
 };
@@ -44,8 +45,8 @@ int rv_decoder_init(struct rv_decoder *decoder, const struct rv_model *model, co
                     struct rv_failure *err);
 
 /*
- * latent[inputs][height][width] -> *ret_planes (free()), [outputs][height'][width'], enlarged as the shape says. Checked
- * to be finite. One step of progress per convolution.
+ * latent[inputs][height][width] -> *ret_planes (free()), [outputs][height'][width'], enlarged as the shape says.
+ * Checked to be finite. One step of progress per convolution.
  */
 int rv_decode(struct rv_run *run, const struct rv_decoder *decoder, const float *latent, uint32_t height,
               uint32_t width, float **ret_planes);

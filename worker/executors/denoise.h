@@ -1,8 +1,8 @@
 /*
  * The denoiser: smooth noise becomes a latent in a few steps, and each step reads every weight of the denoiser.
  *
- * The latent is cut into patches; each patch is a row ("token") that the stack works on, with its place, the time and the
- * prompt's vector added. latent(t + dt) = latent(t) + dt * velocity, as in rectified flow.
+ * The latent is cut into patches; each patch is a row ("token") that the stack works on, with its place, the time and
+ * the prompt's vector added. latent(t + dt) = latent(t) + dt * velocity, as in rectified flow.
  */
 #ifndef RV_EXECUTOR_DENOISE_H
 #define RV_EXECUTOR_DENOISE_H

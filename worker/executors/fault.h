@@ -30,15 +30,17 @@ struct rv_fault {
     uint32_t milliseconds; /* of RV_FAULT_SLOW, per step */
 };
 
-#define RV_FAULT_LIST                                                                                                  \
-    "crash, abort, exit, hang, hang-quietly, ignore-cancel, ignore-term, write-weights, fail, fork-grandchild, slow:MS"
+#define RV_FAULT_LIST                                                                                            \
+    "crash, abort, exit, hang, hang-quietly, ignore-cancel, ignore-term, write-weights, fail, fork-grandchild, " \
+    "slow:MS"
 
 /* Reads a name of RV_FAULT_LIST. -EINVAL = no such fault, or a number of ms over one hour. */
 int rv_fault_parse(const char *text, struct rv_fault *ret_fault);
 
 /*
- * Called at the start of each denoising step: does what the job's fault says, once, at the second step (at the first, if
- * there is only one), `slow` at each. 0 = go on. Otherwise the job has failed, with err filled, or this never returns.
+ * Called at the start of each denoising step: does what the job's fault says, once, at the second step (at the first,
+ * if there is only one), `slow` at each. 0 = go on. Otherwise the job has failed, with err filled, or this never
+ * returns.
  */
 int rv_fault_step(struct rv_run *run, uint32_t step, uint32_t steps);
 

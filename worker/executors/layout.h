@@ -26,20 +26,20 @@
 #define RV_POSITION_FEATURES 24u
 #define RV_TIME_FEATURES 16u
 
-#define RV_PICTURE_LATENTS 4u   /* channels of the latent */
-#define RV_PICTURE_SCALE 8u     /* pixels per latent value, each way */
-#define RV_PICTURE_PATCH 4u     /* latent values per token, each way */
+#define RV_PICTURE_LATENTS 4u /* channels of the latent */
+#define RV_PICTURE_SCALE 8u   /* pixels per latent value, each way */
+#define RV_PICTURE_PATCH 4u   /* latent values per token, each way */
 #define RV_PICTURE_KERNEL 3u
 #define RV_VIDEO_PATCH_FRAMES 2u
 
 #define RV_SOUND_LATENTS 8u
-#define RV_SOUND_SCALE 256u     /* samples per latent value */
+#define RV_SOUND_SCALE 256u /* samples per latent value */
 #define RV_SOUND_PATCH 4u
 #define RV_SOUND_KERNEL 7u
-#define RV_SOUND_RATE 16000u    /* samples per second */
-#define RV_SOUND_PARTIALS 12u   /* loudness curves that the decoder gives */
+#define RV_SOUND_RATE 16000u  /* samples per second */
+#define RV_SOUND_PARTIALS 12u /* loudness curves that the decoder gives */
 
-#define RV_DECODER_CONVS 3u     /* convolutions of one residual block */
+#define RV_DECODER_CONVS 3u /* convolutions of one residual block */
 #define RV_DECODER_STAGES_MAX 5u
 #define RV_DECODER_BLOCKS_MAX 8u
 

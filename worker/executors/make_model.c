@@ -20,27 +20,26 @@
 
 static volatile sig_atomic_t stopped;
 
-static const char help[] =
-    "Usage: resvisor-make-model KIND [options] FILE\n"
-    "Writes a safetensors model with random weights. FILE appears when it is complete.\n"
-    "\n"
-    "KIND\n"
-    "  image, video, audio   a model for the executor of that name\n"
-    "  text-encoder          the text encoder that all three share\n"
-    "  plain                 tensors t0, t1 ... of equal size and any bits, for benchmarks\n"
-    "\n"
-    "Options\n"
-    "  --bytes N     about so large; N may end in KiB, MiB, GiB, kB, MB or GB (default 256MiB)\n"
-    "  --dtype D     F32 (default), BF16 or F16\n"
-    "  --seed N      another seed, other weights (default 1)\n"
-    "  --tensors N   about so many tensors, at most 1000000 (plain: exactly; default 1000)\n"
-    "  --help\n";
+static const char help[] = "Usage: resvisor-make-model KIND [options] FILE\n"
+                           "Writes a safetensors model with random weights. FILE appears when it is complete.\n"
+                           "\n"
+                           "KIND\n"
+                           "  image, video, audio   a model for the executor of that name\n"
+                           "  text-encoder          the text encoder that all three share\n"
+                           "  plain                 tensors t0, t1 ... of equal size and any bits, for benchmarks\n"
+                           "\n"
+                           "Options\n"
+                           "  --bytes N     about so large; N may end in KiB, MiB, GiB, kB, MB or GB (default 256MiB)\n"
+                           "  --dtype D     F32 (default), BF16 or F16\n"
+                           "  --seed N      another seed, other weights (default 1)\n"
+                           "  --tensors N   about so many tensors, at most 1000000 (plain: exactly; default 1000)\n"
+                           "  --help\n";
 
 static const struct {
     const char *suffix;
     uint64_t bytes;
-} units[] = {{"", 1},           {"KiB", 1ull << 10}, {"MiB", 1ull << 20}, {"GiB", 1ull << 30},
-             {"kB", 1000},      {"MB", 1000000},     {"GB", 1000000000}};
+} units[] = {{"", 1},      {"KiB", 1ull << 10}, {"MiB", 1ull << 20}, {"GiB", 1ull << 30},
+             {"kB", 1000}, {"MB", 1000000},     {"GB", 1000000000}};
 
 static bool size_read(const char *text, uint64_t *ret_bytes)
 {
@@ -83,12 +82,10 @@ static int usage(const char *what, const char *value)
 
 enum option_id { OPTION_BYTES, OPTION_DTYPE, OPTION_SEED, OPTION_TENSORS, OPTION_HELP };
 
-static const struct option options[] = {{"bytes", required_argument, NULL, OPTION_BYTES},
-                                        {"dtype", required_argument, NULL, OPTION_DTYPE},
-                                        {"seed", required_argument, NULL, OPTION_SEED},
-                                        {"tensors", required_argument, NULL, OPTION_TENSORS},
-                                        {"help", no_argument, NULL, OPTION_HELP},
-                                        {0}};
+static const struct option options[] = {
+    {"bytes", required_argument, NULL, OPTION_BYTES}, {"dtype", required_argument, NULL, OPTION_DTYPE},
+    {"seed", required_argument, NULL, OPTION_SEED},   {"tensors", required_argument, NULL, OPTION_TENSORS},
+    {"help", no_argument, NULL, OPTION_HELP},         {0}};
 
 /* 0 = go on, -1 = done (help), else the exit code. */
 static int options_read(int argc, char **argv, struct rv_plan_request *request)
@@ -133,7 +130,8 @@ static int model_make(const struct rv_plan_request *request, const char *path)
     (void)sigaction(SIGTERM, &action, NULL);
     r = rv_model_write(&plan, path, &stopped, &bytes);
     if (r == -E2BIG)
-        (void)fprintf(stderr, "resvisor-make-model: %s: the header would be over 100 MB; ask for fewer tensors\n", path);
+        (void)fprintf(stderr, "resvisor-make-model: %s: the header would be over 100 MB; ask for fewer tensors\n",
+                      path);
     else if (r < 0)
         (void)fprintf(stderr, "resvisor-make-model: cannot write %s: %s; nothing was left behind\n", path,
                       strerror(-r));

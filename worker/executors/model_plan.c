@@ -26,7 +26,12 @@ struct kind {
 };
 
 static const struct kind kinds[] = {
-    {"image", {1, RV_PICTURE_LATENTS, RV_PICTURE_PATCH, RV_PICTURE_PATCH}, RV_PICTURE_STAGES, 3, 2, {64, 48, 32, 16},
+    {"image",
+     {1, RV_PICTURE_LATENTS, RV_PICTURE_PATCH, RV_PICTURE_PATCH},
+     RV_PICTURE_STAGES,
+     3,
+     2,
+     {64, 48, 32, 16},
      {2, 2, 1, 1}},
     {"video",
      {RV_VIDEO_PATCH_FRAMES, RV_PICTURE_LATENTS, RV_PICTURE_PATCH, RV_PICTURE_PATCH},
@@ -35,7 +40,12 @@ static const struct kind kinds[] = {
      2,
      {64, 48, 32, 16},
      {2, 2, 1, 1}},
-    {"audio", {1, RV_SOUND_LATENTS, 1, RV_SOUND_PATCH}, RV_SOUND_STAGES, RV_SOUND_PARTIALS, 1, {64, 48, 32, 16, 8},
+    {"audio",
+     {1, RV_SOUND_LATENTS, 1, RV_SOUND_PATCH},
+     RV_SOUND_STAGES,
+     RV_SOUND_PARTIALS,
+     1,
+     {64, 48, 32, 16, 8},
      {2, 2, 1, 1, 1}},
 };
 
@@ -46,8 +56,7 @@ static const struct {
 
 const char *rv_plan_name(const struct rv_plan_tensor *tensor, char name[RV_PLAN_NAME_MAX])
 {
-    (void)snprintf(name, RV_PLAN_NAME_MAX, tensor->pattern, tensor->numbers[0], tensor->numbers[1],
-                   tensor->numbers[2]);
+    (void)snprintf(name, RV_PLAN_NAME_MAX, tensor->pattern, tensor->numbers[0], tensor->numbers[1], tensor->numbers[2]);
     return name;
 }
 

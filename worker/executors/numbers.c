@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-/* A half's exponent is 15 too large, a float's 127: multiplying by this moves a shifted half to the right exponent, also
- * when it is subnormal. */
+/* A half's exponent is 15 too large, a float's 127: multiplying by this moves a shifted half to the right exponent,
+ * also when it is subnormal. */
 #define HALF_TO_FLOAT 0x1p112f
 #define SMALLEST_NORMAL_HALF 0x38800000u /* 2^-14 as a float's bits */
 #define TWO_PI 6.28318530717958647692f

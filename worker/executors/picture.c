@@ -2,8 +2,8 @@
 
 #include <math.h>
 
-#define CONTRAST 1.0f   /* of tanh: larger is harder */
-#define COLOUR 0.5f     /* share of a channel itself; the rest is the mean of all three, which tames random colours */
+#define CONTRAST 1.0f /* of tanh: larger is harder */
+#define COLOUR 0.5f   /* share of a channel itself; the rest is the mean of all three, which tames random colours */
 #define FLAT 1e-12    /* variance of a channel that holds one colour only */
 
 void rv_exposure_measure(struct rv_exposure *exposure, const float *planes, size_t pixels)

@@ -56,8 +56,8 @@ int rv_pipeline_denoise(struct rv_pipeline *pipeline, const struct rv_request *r
         return rv_run_no_memory(&pipeline->run, "the prompt");
     r = rv_text_encode(&pipeline->run, &pipeline->text, request->prompt, prompt);
     if (r == 0)
-        r = rv_denoise(&pipeline->run, &pipeline->denoiser, &pipeline->geometry, prompt,
-                       request->values[RV_PARAM_SEED], (uint32_t)request->values[RV_PARAM_STEPS], ret_latent);
+        r = rv_denoise(&pipeline->run, &pipeline->denoiser, &pipeline->geometry, prompt, request->values[RV_PARAM_SEED],
+                       (uint32_t)request->values[RV_PARAM_STEPS], ret_latent);
     free(prompt);
     return r;
 }

@@ -1,6 +1,6 @@
 /*
- * What the three executors share: find the models among the leases, encode the prompt, denoise. Each executor then decodes
- * the latent and writes its own kind of file.
+ * What the three executors share: find the models among the leases, encode the prompt, denoise. Each executor then
+ * decodes the latent and writes its own kind of file.
  */
 #ifndef RV_EXECUTOR_PIPELINE_H
 #define RV_EXECUTOR_PIPELINE_H

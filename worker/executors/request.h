@@ -25,8 +25,11 @@ struct rv_param_rule {
     uint64_t least, most, multiple, standard;
 };
 
-#define RV_PARAM_RULES_COMMON                                                                                          \
-    {RV_PARAM_SEED, "seed", 0, UINT64_MAX, 1, 0}, {RV_PARAM_STEPS, "steps", 1, 100, 1, 4}
+#define RV_PARAM_RULES_COMMON                     \
+    {RV_PARAM_SEED, "seed", 0, UINT64_MAX, 1, 0}, \
+    {                                             \
+        RV_PARAM_STEPS, "steps", 1, 100, 1, 4     \
+    }
 
 struct rv_request {
     const char *prompt; /* the job's */

@@ -1,7 +1,8 @@
 /*
  * One job on its way through an executor: progress, cancelling, failures and the scratch memory for conversions.
  *
- * Lives on the stack of the executor's run(); used on that one thread only. The job, the leases and err stay the host's.
+ * Lives on the stack of the executor's run(); used on that one thread only. The job, the leases and err stay the
+ * host's.
  */
 #ifndef RV_EXECUTOR_RUN_H
 #define RV_EXECUTOR_RUN_H

@@ -12,7 +12,7 @@
 
 #define NAME_MAX_BYTES 128
 #define SHAPE_TEXT 96
-#define CALL_FLOATS (1u << 22)     /* weights per call of the matrix library: a cancel is noticed between two calls */
+#define CALL_FLOATS (1u << 22)   /* weights per call of the matrix library: a cancel is noticed between two calls */
 #define CALL_PRODUCTS (1u << 30) /* multiplications per call: about 20 ms */
 #define CALL_ROWS_MIN 16u
 

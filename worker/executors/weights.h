@@ -9,7 +9,7 @@
 
 #include "run.h"
 
-#define RV_PANEL_FLOATS (1u << 19) /* 2 MiB: fits beside the rest into a second-level cache */
+#define RV_PANEL_FLOATS (1u << 19)  /* 2 MiB: fits beside the rest into a second-level cache */
 #define RV_DIMENSION_MAX (1u << 18) /* of one dimension; a row always fits into the panel */
 
 struct rv_weight {
