@@ -326,6 +326,23 @@ static void finish(struct rv_worker_entry *worker, struct rv_job_record *job, st
     rv_jobs_end(worker->router, job, &err);
 }
 
+/* A worker that leaves says so instead of starting the job: its news and our JobStart passed each other. */
+static bool was_refused(const struct rv_job_record *job, const Rv__JobResult *result)
+{
+    return job->submit && result->error && result->error->code == RV_CODE(SHUTTING_DOWN) && !job->cancelled &&
+           !job->overdue;
+}
+
+static void take_elsewhere(struct rv_worker_entry *worker)
+{
+    struct rv_job_record *job = worker->job;
+
+    worker->draining = true;
+    job->attempts--;
+    put_back(worker);
+    rv_workers_send_ack(worker, job->id);
+}
+
 static void on_result(struct rv_worker_entry *worker, struct rv_frame *frame)
 {
     const Rv__JobResult *result = frame->message->job_result;
@@ -337,7 +354,10 @@ static void on_result(struct rv_worker_entry *worker, struct rv_frame *frame)
         return;
     }
     if (job && strcmp(job->id, result->job_id) == 0) {
-        finish(worker, job, frame);
+        if (was_refused(job, result))
+            take_elsewhere(worker);
+        else
+            finish(worker, job, frame);
     } else {
         job = worker->state == RV_WORKER_REPORTING || worker->results_due
                   ? rv_ledger_adopt(worker->router, worker, result->job_id, result->content_digest)

@@ -451,6 +451,71 @@ static void a_draining_worker_gets_no_more_jobs(void **state)
     stage_end(&s);
 }
 
+static void a_job_refused_by_a_leaving_worker_goes_to_another(void **state)
+{
+    struct stage s;
+    Resvisor__V1__Reply *reply;
+    int worker, other;
+
+    (void)state;
+    stage_init(&s);
+    stage_start(&s);
+    worker = worker_join(&s, "image/0", 1);
+    assert_int_equal(submit_code(s.client, "a", plain), 0);
+    worker_starts(worker, "a", 1);
+    worker_ends(worker, "a", NULL, CODE(SHUTTING_DOWN), 0);
+    worker_acked(worker, "a");
+    other = worker_join(&s, "image/1", 1);
+    worker_starts(other, "a", 1);
+    worker_ends(other, "a", NULL, 0, 0);
+    reply = wait_for(s.client, "a");
+    assert_int_equal(reply->job->state, STATE(DONE));
+    assert_int_equal(reply->job->attempts, 1);
+    reply_free(reply);
+    (void)close(worker);
+    (void)close(other);
+    stage_end(&s);
+}
+
+/* A supervisor that is slow to read: no worker may have a job that the ledger does not know. */
+static void a_job_is_not_started_before_its_mark_has_left_the_router(void **state)
+{
+    enum { SOON_US = 100000, MANY = 2000 };
+    struct stage s;
+    struct rv_frame frame = RV_FRAME_INIT;
+    struct marked mark;
+    char id[32];
+    unsigned i;
+    int worker, r = 1;
+
+    (void)state;
+    stage_init(&s);
+    stage_start(&s);
+    worker = worker_join(&s, "image/0", 1);
+    for (i = 0; i < MANY && r == 1; i++) {
+        (void)snprintf(id, sizeof(id), "job-%u", i);
+        assert_int_equal(submit_code(s.client, id, plain), 0);
+        while ((r = rv_frame_wait(worker, &frame, SOON_US)) == 1) {
+            bool started = frame.message->body_case == RV__FRAME__BODY_JOB_START;
+
+            rv_frame_fini(&frame);
+            if (started)
+                break;
+        }
+        if (r == 1)
+            worker_ends(worker, id, NULL, 0, 0);
+    }
+    assert_int_equal(r, -ETIMEDOUT); /* the marks fill the supervisor's socket: the start is held back */
+    assert_true(i > 20);
+    assert_int_equal(state_of(s.client, id), STATE(RUNNING));
+    do
+        next_mark(&s, &mark);
+    while (strcmp(mark.id, id) != 0);
+    worker_starts(worker, id, 1);
+    (void)close(worker);
+    stage_end(&s);
+}
+
 static void a_stranger_on_a_worker_channel_is_dropped(void **state)
 {
     struct stage s;
@@ -497,6 +562,8 @@ int main(void)
         cmocka_unit_test(results_expire_by_age),
         cmocka_unit_test(a_failed_type_refuses_new_jobs_and_keeps_its_queue),
         cmocka_unit_test(a_draining_worker_gets_no_more_jobs),
+        cmocka_unit_test(a_job_refused_by_a_leaving_worker_goes_to_another),
+        cmocka_unit_test(a_job_is_not_started_before_its_mark_has_left_the_router),
         cmocka_unit_test(a_stranger_on_a_worker_channel_is_dropped),
     };
 

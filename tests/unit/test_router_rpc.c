@@ -794,13 +794,13 @@ static int compare(const void *a, const void *b)
 /* Prints, and asserts nothing of the clock: the machine may be busy. */
 static void round_trips(void **state)
 {
-    enum { ROUNDS = 2000 };
+    enum { ROUNDS = 2000, CLIENTS = 8 };
     static uint64_t us[ROUNDS];
     struct stage s;
     uint64_t start, all;
     struct rv_frame reply = RV_FRAME_INIT;
     Resvisor__V1__Get body = RESVISOR__V1__GET__INIT;
-    int local;
+    int local, clients[CLIENTS];
     REQUEST(request);
 
     (void)state;
@@ -818,10 +818,23 @@ static void round_trips(void **state)
     print_message("Get by nanomsg: p50 %llu us, p99 %llu us, %.0f requests per second\n",
                   (unsigned long long)us[ROUNDS / 2], (unsigned long long)us[ROUNDS * 99 / 100],
                   ROUNDS * 1e6 / (double)all);
-    local = local_open(&s);
     body.job_id = "a";
     request.body_case = RESVISOR__V1__REQUEST__BODY_GET;
     request.get = &body;
+    for (unsigned i = 0; i < CLIENTS; i++)
+        clients[i] = client_open(s.rpc);
+    all = rv_now_us();
+    for (unsigned i = 0; i < ROUNDS; i += CLIENTS) {
+        for (unsigned k = 0; k < CLIENTS; k++)
+            rpc_send(clients[k], &request);
+        for (unsigned k = 0; k < CLIENTS; k++)
+            reply_free(rpc_receive(clients[k]));
+    }
+    all = rv_now_us() - all;
+    print_message("Get by nanomsg, %d clients: %.0f requests per second\n", CLIENTS, ROUNDS * 1e6 / (double)all);
+    for (unsigned i = 0; i < CLIENTS; i++)
+        (void)nn_close(clients[i]);
+    local = local_open(&s);
     all = rv_now_us();
     for (unsigned i = 0; i < ROUNDS; i++) {
         start = rv_now_us();
