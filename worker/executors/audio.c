@@ -52,19 +52,24 @@ static float envelope(uint32_t sample, uint32_t samples)
     return attack * release * expf(-DECAY * (float)sample / (float)samples);
 }
 
-/* loudness[RV_SOUND_PARTIALS][stride] -> sound[samples]. */
-static void oscillate(const float *latent, uint32_t width, const float *loudness, size_t stride, uint32_t samples,
-                      float *sound)
+/* loudness[RV_SOUND_PARTIALS][width x RV_SOUND_SCALE] -> sound[samples]. */
+static int oscillate(struct rv_run *run, const float *latent, uint32_t width, const float *loudness, uint32_t samples,
+                     float *sound)
 {
     const uint32_t note_samples = NOTE_LATENTS * RV_SOUND_SCALE;
+    size_t stride = (size_t)width * RV_SOUND_SCALE;
     uint32_t i, partial;
     double phase = 0, step = 0;
+    int r;
 
     for (i = 0; i < samples; i++) {
         float sum = 0;
 
-        if (i % note_samples == 0)
+        if (i % note_samples == 0) {
+            if ((r = rv_run_advance(run, 0)) < 0)
+                return r;
             step = TWO_PI * note_hz(latent, width, i / note_samples) / RV_SOUND_RATE;
+        }
         for (partial = 0; partial < RV_SOUND_PARTIALS; partial++) {
             double angle = phase * (partial + 1);
 
@@ -75,6 +80,7 @@ static void oscillate(const float *latent, uint32_t width, const float *loudness
         sound[i] = sum * envelope(i % note_samples, note_samples);
         phase = fmod(phase + step, TWO_PI);
     }
+    return 0;
 }
 
 static void loudness_even_out(float *sound, uint32_t samples)
@@ -188,7 +194,8 @@ static int audio_run(struct rv_execution *execution, struct rv_failure *err)
     for (i = 0; i < RV_SOUND_PARTIALS; i++)
         rv_floats_standardise(loudness + (size_t)i * geometry.width * RV_SOUND_SCALE,
                               (size_t)geometry.width * RV_SOUND_SCALE);
-    oscillate(latent, geometry.width, loudness, (size_t)geometry.width * RV_SOUND_SCALE, samples, sound);
+    if ((r = oscillate(&pipeline.run, latent, geometry.width, loudness, samples, sound)) < 0)
+        goto out;
     loudness_even_out(sound, samples);
     r = wav_add(&pipeline.run, sound, samples);
 out:
