@@ -84,6 +84,17 @@ static const char **environment_create(const char *const *extra)
     return env;
 }
 
+/* When memory runs out, the kernel shall take a worker or a loader, which come back, and not the supervisor. */
+static void prefer_for_oom(enum rv_child_kind kind)
+{
+    int fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
+
+    if (fd < 0)
+        return;
+    (void)!write(fd, kind == RV_CHILD_ROUTER ? "0" : "300", kind == RV_CHILD_ROUTER ? 1 : 3);
+    (void)close(fd);
+}
+
 /* In the child, between clone and exec: only async-signal-safe calls. */
 static void child_exec(const struct rv_spawn_options *options, const char *const *env, int control, int log, pid_t keeper)
 {
@@ -96,6 +107,7 @@ static void child_exec(const struct rv_spawn_options *options, const char *const
         _exit(EXIT_CANNOT_EXECUTE);
     for (int sig = 1; sig < NSIG; sig++)
         (void)signal(sig, SIG_DFL);
+    prefer_for_oom(options->kind);
     /* Sources go above 9 first, so that no dup2 hits one of them. */
     control = fcntl(control, F_DUPFD, 10);
     log = fcntl(log, F_DUPFD, 10);

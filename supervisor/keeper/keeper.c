@@ -6,12 +6,14 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -109,6 +111,28 @@ static bool report_exit(siginfo_t *ret_supervisor)
     return false;
 }
 
+/* systemd's protocol (sd_notify(3)): one datagram to $NOTIFY_SOCKET, whose first '@' stands for NUL. */
+static void notify_service_manager(const char *text)
+{
+    const char *path = getenv("NOTIFY_SOCKET");
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t length = path ? strlen(path) : 0;
+    int fd;
+
+    if (length < 2 || length >= sizeof(address.sun_path) || (path[0] != '/' && path[0] != '@'))
+        return;
+    memcpy(address.sun_path, path, length);
+    if (path[0] == '@')
+        address.sun_path[0] = '\0';
+    fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return;
+    if (sendto(fd, text, strlen(text), MSG_NOSIGNAL, (struct sockaddr *)&address,
+               (socklen_t)(offsetof(struct sockaddr_un, sun_path) + length)) < 0)
+        rv_log_warning("the service manager at %s was not told: %s", path, strerror(errno));
+    (void)close(fd);
+}
+
 static void forward_signals(void)
 {
     struct signalfd_siginfo info;
@@ -116,6 +140,8 @@ static void forward_signals(void)
     while (read(keeper.signals, &info, sizeof(info)) == (ssize_t)sizeof(info)) {
         if (info.ssi_signo == SIGCHLD)
             continue;
+        if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT)
+            notify_service_manager("STOPPING=1");
         (void)kill(keeper.supervisor, (int)(info.ssi_signo == SIGINT || info.ssi_signo == SIGQUIT ? SIGTERM
                                                                                                  : info.ssi_signo));
     }
@@ -123,6 +149,7 @@ static void forward_signals(void)
 
 static void tell_ready(void)
 {
+    notify_service_manager("READY=1");
     if (keeper.ready_fd < 0)
         return;
     (void)!write(keeper.ready_fd, "ready\n", 6);
