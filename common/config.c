@@ -327,15 +327,17 @@ static void walk_section(struct rv_loader *loader, const struct rv_node *map, co
         const char *word = node->key->text;
         char pattern[RV_KEY_PATH_MAX], shown[RV_KEY_PATH_MAX];
         const struct rv_key *key = NULL;
+        /* "types.*.queue" in quotes is no key, although it is a row's pattern */
+        bool possible = strlen(word) < RV_NAME_MAX && *word && !strpbrk(word, ".*");
 
-        if (strlen(word) < RV_NAME_MAX) {
+        if (possible) {
             (void)snprintf(pattern, sizeof(pattern), "%s%s", prefix, word);
             (void)snprintf(shown, sizeof(shown), "%s%s", shown_prefix, word);
             key = rv_key_find(pattern);
         }
         if (key) {
             store_node(loader, key, number, shown, node);
-        } else if (strlen(word) >= RV_NAME_MAX || strchr(word, '*') || *word == '\0' || !rv_key_is_section(pattern)) {
+        } else if (!possible || !rv_key_is_section(pattern)) {
             report_unknown(loader, at_line(node->key->line), prefix, shown_prefix, word);
         } else if (node->kind != RV_NODE_MAP && !is_empty(node)) {
             rv_loader_problem(loader, at_line(node->line), shown, "is %s; allowed: a map", kind_names[node->kind]);

@@ -184,12 +184,14 @@ void rv_table_print(struct rv_table *table)
         print_cell(table->titles[c] + right, widths[c], right, c + 1 == table->columns, false);
     }
     (void)putchar('\n');
-    for (unsigned i = 0; i < table->count && !table->no_memory; i++) {
-        unsigned c = i % table->columns;
+    for (unsigned i = 0; i + table->columns <= table->count && !table->no_memory; i += table->columns) {
+        unsigned last = table->columns; /* no spaces at the end of a line */
 
-        print_cell(table->cells[i], widths[c], *table->titles[c] == '>', c + 1 == table->columns, color);
-        if (c + 1 == table->columns)
-            (void)putchar('\n');
+        while (last > 1 && *table->cells[i + last - 1] == '\0')
+            last--;
+        for (unsigned c = 0; c < last; c++)
+            print_cell(table->cells[i + c], widths[c], *table->titles[c] == '>', c + 1 == last, color);
+        (void)putchar('\n');
     }
     if (table->no_memory)
         fprintf(stderr, "resvisor: no memory for the table\n");
