@@ -1,6 +1,6 @@
 #define RV_HASH_WAY rv_hash_baseline
 #define RV_HASH_NAME "baseline"
-#include "hash_way.h"
+#include "hash_way.inc"
 
 const struct rv_hash_way *rv_hash_way(void)
 {
