@@ -174,32 +174,51 @@ static void print_head(const struct facts *facts)
                escaped(reason, sizeof(reason), facts->router_error.message));
 }
 
+/* The columns of the type: in the row of its first worker only. */
+static void add_type(struct rv_table *table, const Resvisor__V1__TypeStatus *type, const Resvisor__V1__TypeStatus *queue,
+                     bool first)
+{
+    if (!first) {
+        for (unsigned i = 0; i < 4; i++)
+            rv_table_add(table, "%s", "");
+        return;
+    }
+    rv_table_add(table, "%s", type->name);
+    rv_table_add(table, "%s", type->state);
+    rv_table_add(table, "%" PRIu32, queue ? queue->queued : type->queued);
+    rv_table_add(table, "%" PRIu32, queue ? queue->running : type->running);
+}
+
+static void add_worker(struct rv_table *table, const Resvisor__V1__WorkerStatus *worker)
+{
+    char pid[16] = "-", uptime[32] = "-";
+
+    if (worker->pid) {
+        (void)snprintf(pid, sizeof(pid), "%d", worker->pid);
+        rv_format_duration(worker->uptime_ms * RV_MSEC, uptime, sizeof(uptime));
+    }
+    rv_table_add(table, "%s", worker->id);
+    rv_table_add(table, "%s", pid);
+    rv_table_add(table, "%s", worker->state);
+    rv_table_add(table, "%s", uptime);
+    rv_table_add(table, "%" PRIu32, worker->starts);
+    rv_table_add(table, "%s", *worker->job ? worker->job : "-");
+    rv_table_add(table, "%s", worker->last_exit);
+}
+
 static void print_types(const struct facts *facts)
 {
-    static const char *const titles[] = {"TYPE", "STATE",   ">QUEUED", ">RUNNING", "WORKER", ">PID",
+    static const char *const titles[] = {"TYPE", "STATE",   ">QUEUED", ">RUNNING", "WORKER",    ">PID",
                                          "STATE", ">UPTIME", ">STARTS", "JOB",      "LAST EXIT", NULL};
     struct rv_table table;
-    char uptime[32];
 
     rv_table_init(&table, titles);
     for (size_t i = 0; i < facts->status->n_types; i++) {
-        const Resvisor__V1__TypeStatus *type = facts->status->types[i], *queue = queue_of(facts, type->name);
+        const Resvisor__V1__TypeStatus *type = facts->status->types[i];
 
-        for (size_t k = 0; k < (type->n_workers ? type->n_workers : 1); k++) {
-            const Resvisor__V1__WorkerStatus *worker = k < type->n_workers ? type->workers[k] : NULL;
-
-            rv_table_add(&table, "%s", k == 0 ? type->name : "");
-            rv_table_add(&table, "%s", k == 0 ? type->state : "");
-            rv_table_add(&table, k == 0 ? "%" PRIu32 : "", queue ? queue->queued : type->queued);
-            rv_table_add(&table, k == 0 ? "%" PRIu32 : "", queue ? queue->running : type->running);
-            rv_format_duration(worker ? worker->uptime_ms * RV_MSEC : 0, uptime, sizeof(uptime));
-            rv_table_add(&table, "%s", worker ? worker->id : "-");
-            rv_table_add(&table, worker && worker->pid ? "%d" : "-", worker ? worker->pid : 0);
-            rv_table_add(&table, "%s", worker ? worker->state : "-");
-            rv_table_add(&table, "%s", worker && worker->pid ? uptime : "-");
-            rv_table_add(&table, "%" PRIu32, worker ? worker->starts : 0);
-            rv_table_add(&table, "%s", worker && *worker->job ? worker->job : "-");
-            rv_table_add(&table, "%s", worker ? worker->last_exit : "");
+        for (size_t k = 0; k < type->n_workers; k++) {
+            add_type(&table, type, queue_of(facts, type->name), k == 0);
+            add_worker(&table, type->workers[k]);
         }
     }
     rv_table_print(&table);
