@@ -63,6 +63,10 @@ def check_file(path, name, breaches, lengths):
                 breaches.append(f"{name}:{number}: function of {length} lines; at most {FUNCTION_LINES_MAX}")
 
 
+def first_error(text):
+    return next((line for line in text.splitlines() if "error:" in line), text[:200])
+
+
 def check_headers(root, headers, includes, breaches):
     """Each header compiles alone, twice included."""
     flags = ["-std=c17", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-x", "c", "-"]
@@ -73,7 +77,7 @@ def check_headers(root, headers, includes, breaches):
             input=f'#include "{header}"\n#include "{header}"\n', capture_output=True, text=True,
         )  # fmt: skip
         if result.returncode != 0:
-            breaches.append(f"{header.relative_to(root)}:1: does not compile alone: {result.stderr.splitlines()[0]}")
+            breaches.append(f"{header.relative_to(root)}:1: does not compile alone: {first_error(result.stderr)}")
 
 
 def main():

@@ -3,53 +3,55 @@
 import grp
 import os
 import pwd
-import subprocess
-import sys
 
 import pytest
 
-from harness.service import ROOT
+from harness.control import ControlPeer, Dropped, Refused
+from harness.protos import rpc_pb2
 
 pytestmark = pytest.mark.root
 
-PROBE = """
-import sys
-sys.path.insert(0, {tests!r})
-from harness.control import ControlPeer, Dropped, Refused
-from harness.protos import rpc_pb2
-what, path, model = sys.argv[1:]
-try:
-    with ControlPeer(path) as peer:
-        if what == "attach":
-            peer.attach(model)
-        elif what == "status":
-            peer.status()
-        elif what == "load":
-            peer.model(rpc_pb2.MODEL_LOAD, model)
-        elif what == "unload":
-            peer.model(rpc_pb2.MODEL_UNLOAD, model)
-        elif what == "operator":
-            assert peer.hello_reply.operator
-    print("ok")
-except Refused as error:
-    print(rpc_pb2.ErrorCode.Name(error.code))
-except (PermissionError, Dropped) as error:
-    print("refused")
-"""
+REQUESTS = {
+    "attach": lambda peer, model: peer.attach(model),
+    "status": lambda peer, model: peer.status(),
+    "load": lambda peer, model: peer.model(rpc_pb2.MODEL_LOAD, model),
+    "unload": lambda peer, model: peer.model(rpc_pb2.MODEL_UNLOAD, model),
+    "list": lambda peer, model: peer.rpc(rpc_pb2.Request(list=rpc_pb2.List())),
+}
+
+
+def answer_to(what, path, model):
+    """What a peer of this process gets: "ok", the name of an error, or "refused" without a word."""
+    try:
+        with ControlPeer(path) as peer:
+            REQUESTS[what](peer, model)
+        return "ok"
+    except Refused as error:
+        return rpc_pb2.ErrorCode.Name(error.code)
+    except (PermissionError, Dropped):
+        return "refused"
 
 
 def as_user(user, groups, what, service, model="small", socket="control/resvisor.sock"):
-    """Runs the probe as another user; its one word of answer."""
+    """The answer that another user gets, asked in a child process that has become that user."""
     account = pwd.getpwnam(user)
-    result = subprocess.run(
-        [sys.executable, "-c", PROBE.format(tests=str(ROOT / "tests")), what, str(service.runtime / socket), model],
-        user=account.pw_uid, group=account.pw_gid, extra_groups=groups, text=True, capture_output=True,
-        env={"PATH": os.environ["PATH"], "HOME": "/tmp", "PYTHONDONTWRITEBYTECODE": "1"}, cwd="/",
-    )  # fmt: skip
-    if result.returncode != 0 and "ermission" in result.stderr:
-        pytest.skip(f"user {user} cannot run this Python: {result.stderr.splitlines()[-1]}")
-    assert result.returncode == 0, result.stderr
-    return result.stdout.strip()
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups(groups)
+            os.setgid(account.pw_gid)
+            os.setuid(account.pw_uid)
+            os.write(write_end, answer_to(what, service.runtime / socket, model).encode())
+        except BaseException as error:
+            os.write(write_end, repr(error).encode())
+        finally:
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end) as file:
+        text = file.read()
+    os.waitpid(pid, 0)
+    return text
 
 
 @pytest.fixture
@@ -62,7 +64,7 @@ def test_another_user_is_refused(faulty, open_base):
     open_base(faulty)
     for what in ("status", "attach", "load"):
         assert as_user("nobody", [], what, faulty) == "refused"
-    assert as_user("nobody", [], "status", faulty, socket="control/router.sock") == "refused"
+    assert as_user("nobody", [], "list", faulty, socket="control/router.sock") == "refused"
     faulty.assert_healthy()
 
 
@@ -78,6 +80,7 @@ def test_a_member_of_the_group_is_a_client_and_no_operator(make_faulty, open_bas
     service.wait_ready()
     assert as_user("nobody", [gid], "attach", service) == "ok"
     assert as_user("nobody", [gid], "status", service) == "ok"
+    assert as_user("nobody", [gid], "list", service, socket="control/router.sock") == "ok"
     assert as_user("nobody", [gid], "unload", service) == "ERROR_NOT_PERMITTED"
     assert as_user("nobody", [], "attach", service) == "refused"
     service.assert_healthy()

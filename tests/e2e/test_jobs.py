@@ -143,7 +143,9 @@ def test_a_full_queue_refuses_and_recovers(make_faulty, gate):
         with pytest.raises(RpcError) as refused:
             jobs.submit("test", "too-many")
         assert refused.value.code == rpc_pb2.ERROR_QUEUE_FULL
-        assert service.type("test").queued == 2 and service.type("test").running == 1
+        assert (jobs.type("test").queued, jobs.type("test").running) == (2, 1)
+        facts = service.cli_json("status")["types"][0]
+        assert (facts["queued"], facts["running"]) == (2, 1)
         gate.open()
         assert jobs.wait("waiting-2").state == rpc_pb2.JOB_DONE
         assert jobs.run_done("test", job_id="too-many").state == rpc_pb2.JOB_DONE
@@ -209,7 +211,7 @@ def test_two_workers_run_two_jobs_at_once(make_faulty, make_gate):
         ids = [jobs.submit("test", params={"gate": gate.path}).job_id for gate in gates]
         for gate in gates:
             gate.wait_reached()
-        assert service.type("test").running == 2
+        assert jobs.type("test").running == 2
         for gate in gates:
             gate.open()
         workers = {jobs.wait(job_id).worker for job_id in ids}

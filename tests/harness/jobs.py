@@ -91,6 +91,11 @@ class Jobs:
     def list(self, **fields):
         return list(self.call(rpc_pb2.Request(list=rpc_pb2.List(**fields)))[0].jobs.jobs)
 
+    def type(self, name):
+        """The router's TypeStatus: it knows what waits and runs."""
+        status = self.call(rpc_pb2.Request(status=rpc_pb2.StatusRequest()))[0].status
+        return next(t for t in status.types if t.name == name)
+
     def cancel(self, job_id):
         return self.call(rpc_pb2.Request(cancel=rpc_pb2.Cancel(job_id=job_id)))[0].job
 
