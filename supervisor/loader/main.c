@@ -51,6 +51,7 @@ static void set_up_process(void)
     int fd;
 
     (void)signal(SIGPIPE, SIG_IGN);
+    (void)signal(SIGXFSZ, SIG_IGN); /* a `ulimit -f` counts for arenas too: an error, not a death */
     (void)setrlimit(RLIMIT_CORE, &no_core);
     (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
     fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
@@ -189,14 +190,15 @@ static int hand_over(const struct load *l)
     return rv_control_done(l->socket, &l->plan, &result);
 }
 
-/* 0 = handed over, or the supervisor no longer wants it; negative errno = l->err was reported. */
+/* 0 = handed over, or refused; negative errno = l->err was reported, or the supervisor is gone. */
 static int run_load(struct load *l)
 {
     int r = make_plan(l);
 
     if (r == 0) {
-        if (rv_control_plan(l->socket, &l->plan, planned_bytes(l)) < 0)
-            return 0; /* refused: the supervisor knows why */
+        r = rv_control_plan(l->socket, &l->plan, planned_bytes(l));
+        if (r < 0)
+            return r == -ECANCELED ? 0 : r; /* refused: the supervisor knows why */
         r = fill_arena(l);
     }
     if (r == 0)

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "clock.h"
 #include "frame.h"
 #include "index.h"
 #include "memory.h"
@@ -529,6 +531,64 @@ static void test_refusal_and_closed_channel_end_it(void **state)
     (void)close(file);
 }
 
+/* A load that lasts: it tells how far it is, and ends at once when the channel closes. */
+static void test_progress_and_closed_channel_during_a_load(void **state)
+{
+    const uint64_t size = UINT64_C(16) << 30; /* a hole: seconds to load, nothing on the disk */
+    struct rv_frame frame;
+    struct loader l;
+    uint64_t start;
+    int file;
+
+    (void)state;
+    (void)snprintf(path, sizeof(path), "%s/hole.bin", directory);
+    file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_int_equal(ftruncate(file, (off_t)size), 0);
+    l = start_loader(NULL);
+    greet(&l);
+    send_start(&l, file, "blob", 1, RV_HUGE_OFF);
+    frame = receive(&l);
+    assert_int_equal(frame.message->load_plan->arena_bytes, size);
+    rv_frame_fini(&frame);
+    send_admit(&l);
+    assert_int_equal(rv_frame_wait(l.socket, &frame, WAIT_US), 1);
+    assert_int_equal(frame.message->body_case, RV__FRAME__BODY_LOAD_PROGRESS);
+    assert_int_equal(frame.message->load_progress->bytes_total, size);
+    assert_true(frame.message->load_progress->bytes_done > 0);
+    rv_frame_fini(&frame);
+    start = rv_now_us();
+    end_loader(&l, 1);
+    assert_true(rv_now_us() - start < 2 * RV_SEC);
+    (void)close(file);
+}
+
+/* No memory for the arena is an error with words, not a death. */
+static void test_no_room_for_the_arena(void **state)
+{
+    const struct rlimit small = {8 << 20, RLIM_INFINITY};
+    struct rlimit old;
+    struct rv_frame frame;
+    struct loader l;
+    int file = make_file("big.safetensors", 0, "{" U8("a", "0", "10000000", "10000000") "}", 10000000);
+
+    (void)state;
+    (void)getrlimit(RLIMIT_FSIZE, &old);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    l = start_loader(NULL);
+    (void)setrlimit(RLIMIT_FSIZE, &old);
+    greet(&l);
+    send_start(&l, file, "auto", 0, RV_HUGE_OFF);
+    frame = receive(&l);
+    rv_frame_fini(&frame);
+    send_admit(&l);
+    frame = receive(&l);
+    assert_int_equal(frame.message->body_case, RV__FRAME__BODY_ERROR);
+    assert_int_equal(frame.message->error->code, ERROR(NO_MEMORY));
+    rv_frame_fini(&frame);
+    end_loader(&l, 1);
+    (void)close(file);
+}
+
 static int make_directory(void **state)
 {
     (void)state;
@@ -556,6 +616,8 @@ int main(void)
         cmocka_unit_test(test_bad_files),
         cmocka_unit_test(test_file_changed_while_loading),
         cmocka_unit_test(test_refusal_and_closed_channel_end_it),
+        cmocka_unit_test(test_progress_and_closed_channel_during_a_load),
+        cmocka_unit_test(test_no_room_for_the_arena),
     };
 
     return cmocka_run_group_tests(tests, make_directory, remove_directory);
