@@ -9,7 +9,8 @@
 
 #include "rpc.pb-c.h"
 
-/* How a product is cut among threads changes the last bits, so the number must not depend on where the worker may run.
+/* How a product is cut among threads changes the last bits, so the number must not depend on where the worker may run;
+ * it is OPENBLAS_NUM_THREADS of the type's environment, or this.
  * More than two gain little: the work waits for memory. */
 #define MATRIX_THREADS 2
 #define REPORT_NAME "weights-written.txt"
@@ -67,7 +68,8 @@ void rv_run_fini(struct rv_run *run)
 
 void rv_matrix_setup(void)
 {
-    openblas_set_num_threads(MATRIX_THREADS);
+    if (!getenv("OPENBLAS_NUM_THREADS")) /* the library has read it already */
+        openblas_set_num_threads(MATRIX_THREADS);
 }
 
 int rv_executor_start(void **ret_state, struct rv_failure *err)
