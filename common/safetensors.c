@@ -15,10 +15,10 @@
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
-#define PREFIX_BYTES 8u                    /* the length before the header */
-#define METADATA_KEYS_MAX (1024u * 1024)   /* keys of __metadata__ */
-#define SHOWN_NAME 160u                    /* bytes of a name in a message */
-#define TENSORS_FIRST 64u                  /* first size of the growing tables */
+#define PREFIX_BYTES 8u                  /* the length before the header */
+#define METADATA_KEYS_MAX (1024u * 1024) /* keys of __metadata__ */
+#define SHOWN_NAME 160u                  /* bytes of a name in a message */
+#define TENSORS_FIRST 64u                /* first size of the growing tables */
 
 /* A name for the search for duplicates. */
 struct name_key {
@@ -81,8 +81,8 @@ static int no_memory(struct rv_error *err)
 
 static void skip_space(struct scan *s)
 {
-    while (s->at < s->length && (s->bytes[s->at] == ' ' || s->bytes[s->at] == '\n' || s->bytes[s->at] == '\r' ||
-                                 s->bytes[s->at] == '\t'))
+    while (s->at < s->length &&
+           (s->bytes[s->at] == ' ' || s->bytes[s->at] == '\n' || s->bytes[s->at] == '\r' || s->bytes[s->at] == '\t'))
         s->at++;
 }
 
@@ -541,8 +541,9 @@ static int check_tensor(struct scan *s, const struct rv_safetensor *t)
     if (!rv_shape_bytes(t->dtype, t->shape, t->rank, &bytes))
         return bad_tensor(s->err, t->name, t->name_length, "its shape is larger than 2^64 bytes");
     if (t->begin > t->end || t->end - t->begin != bytes)
-        return bad_tensor(s->err, t->name, t->name_length, "its shape takes %llu bytes, its data_offsets are [%llu, %llu)",
-                          (unsigned long long)bytes, (unsigned long long)t->begin, (unsigned long long)t->end);
+        return bad_tensor(s->err, t->name, t->name_length,
+                          "its shape takes %llu bytes, its data_offsets are [%llu, %llu)", (unsigned long long)bytes,
+                          (unsigned long long)t->begin, (unsigned long long)t->end);
     return 0;
 }
 

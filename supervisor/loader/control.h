@@ -9,7 +9,8 @@
 /* Says Hello and waits for the answer. 0, or a negative errno: the supervisor is gone or speaks another version. */
 int rv_control_open(int socket);
 
-/* From now on the process ends by itself when the supervisor's end closes, whatever it is doing. 0 or negative errno. */
+/* From now on the process ends by itself when the supervisor's end closes, whatever it is doing. 0 or negative errno.
+ */
 int rv_control_watch(int socket);
 
 /* A close from now on is the supervisor's word that it has taken everything: the process ends with 0. */

@@ -8,7 +8,7 @@
 struct rv_hash; /* one running hash */
 
 struct rv_hash_way {
-    const char *name; /* "avx2", "baseline" */
+    const char *name;                /* "avx2", "baseline" */
     struct rv_hash *(*create)(void); /* NULL = no memory */
     void (*reset)(struct rv_hash *hash);
     void (*update)(struct rv_hash *hash, const void *data, size_t length);

@@ -1,7 +1,8 @@
 /*
  * What a model file holds and where it goes: made from the header, before anything is allocated. Loader only.
  *
- * The data section of the file is the tensors in order without gaps; in the arena each starts at the next multiple of 256.
+ * The data section of the file is the tensors in order without gaps; in the arena each starts at the next multiple of
+ * 256.
  */
 #ifndef RV_LOADER_PLAN_H
 #define RV_LOADER_PLAN_H
@@ -34,8 +35,8 @@ struct rv_cursor {
 
 struct rv_piece {
     struct rv_index_entry *entry;
-    uint64_t offset; /* in the arena */
-    uint64_t length; /* may be 0 for an empty tensor */
+    uint64_t offset;  /* in the arena */
+    uint64_t length;  /* may be 0 for an empty tensor */
     bool first, last; /* piece of the tensor */
 };
 

@@ -216,7 +216,8 @@ static int read_rest(struct rv_reader *reader, const struct reader_slot *slot, u
             return rv_error_set(err, errno, ERROR(FILE), "cannot read the file at byte %llu: %s",
                                 (unsigned long long)at, strerror(errno));
         if (n == 0)
-            return rv_error_set(err, ESTALE, ERROR(MODEL_CHANGED), "the file became shorter while it was read: it ends at byte %llu",
+            return rv_error_set(err, ESTALE, ERROR(MODEL_CHANGED),
+                                "the file became shorter while it was read: it ends at byte %llu",
                                 (unsigned long long)at);
         have += (uint32_t)n;
     }

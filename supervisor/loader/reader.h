@@ -3,8 +3,8 @@
  *
  * Three ways behind one interface: io_uring and a pool of threads read with O_DIRECT into a ring of aligned buffers, so
  * that a load does not push other files out of the page cache; the third copies from the page cache, for a file that
- * is there already. The caller's thread opens, takes and releases; blocks must be released in order, and their bytes may
- * be read by other threads until then.
+ * is there already. The caller's thread opens, takes and releases; blocks must be released in order, and their bytes
+ * may be read by other threads until then.
  */
 #ifndef RV_LOADER_READER_H
 #define RV_LOADER_READER_H
@@ -32,8 +32,8 @@ struct rv_reader;
 int rv_reader_open(int file, uint64_t begin, uint64_t end, enum rv_direct_mode direct, const char *force,
                    struct rv_reader **ret_reader, struct rv_error *err);
 
-/* 1 = the next block; 0 = that was all, or all blocks are taken and none released; negative errno. -ESTALE = the file has
- * become shorter (ERROR_MODEL_CHANGED). */
+/* 1 = the next block; 0 = that was all, or all blocks are taken and none released; negative errno. -ESTALE = the file
+ * has become shorter (ERROR_MODEL_CHANGED). */
 int rv_reader_next(struct rv_reader *reader, struct rv_block *ret_block, struct rv_error *err);
 
 /* Gives the oldest taken block back; its buffer is read into again at once. */

@@ -35,10 +35,10 @@ struct rv_reader {
 
 struct reader_way {
     const char *name;
-    int (*open)(struct rv_reader *reader);                              /* 0 or negative errno */
-    void (*start)(struct rv_reader *reader, struct reader_slot *slot);  /* a failure becomes the slot's result */
-    void (*wait)(struct rv_reader *reader, struct reader_slot *slot);   /* until slot->done */
-    void (*close)(struct rv_reader *reader);                            /* no read is in flight afterwards */
+    int (*open)(struct rv_reader *reader);                             /* 0 or negative errno */
+    void (*start)(struct rv_reader *reader, struct reader_slot *slot); /* a failure becomes the slot's result */
+    void (*wait)(struct rv_reader *reader, struct reader_slot *slot);  /* until slot->done */
+    void (*close)(struct rv_reader *reader);                           /* no read is in flight afterwards */
 };
 
 extern const struct reader_way rv_reader_cache, rv_reader_threads, rv_reader_uring;

@@ -3,13 +3,13 @@
  * uses what wins here (docs/design.md has the figures). Usage: bench_fill [MiB] [rounds]; one line per way: the median
  * of the rounds, which run interleaved because fresh memory of a virtual machine differs from moment to moment.
  */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
-#include <fcntl.h>
 
 #include "clock.h"
 #include "memory.h"

@@ -7,10 +7,10 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-#define MUST(condition)                                                                                                \
-    do {                                                                                                               \
-        if (!(condition))                                                                                              \
-            abort();                                                                                                   \
+#define MUST(condition)   \
+    do {                  \
+        if (!(condition)) \
+            abort();      \
     } while (0)
 
 /* Byte 0 says how long the data section is, so that good files are found soon. */

@@ -269,7 +269,8 @@ static void test_header_damage_is_refused(void **state)
     free(good);
 }
 
-/* Every byte set to every extreme: nothing outside is read (the sanitizer build proves it), nothing outside is named. */
+/* Every byte set to every extreme: nothing outside is read (the sanitizer build proves it), nothing outside is named.
+ */
 static void test_any_byte_damaged(void **state)
 {
     static const uint8_t values[] = {0x00, 0x01, 0x7f, 0x80, 0xff};
@@ -309,14 +310,10 @@ static void test_unsealed_or_foreign_memory_is_refused(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_written_is_found),
-        cmocka_unit_test(test_lookup_in_a_million),
-        cmocka_unit_test(test_builder_refuses),
-        cmocka_unit_test(test_names_of_one_slot_are_refused),
-        cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_header_damage_is_refused),
-        cmocka_unit_test(test_any_byte_damaged),
-        cmocka_unit_test(test_unsealed_or_foreign_memory_is_refused),
+        cmocka_unit_test(test_written_is_found), cmocka_unit_test(test_lookup_in_a_million),
+        cmocka_unit_test(test_builder_refuses),  cmocka_unit_test(test_names_of_one_slot_are_refused),
+        cmocka_unit_test(test_shapes),           cmocka_unit_test(test_header_damage_is_refused),
+        cmocka_unit_test(test_any_byte_damaged), cmocka_unit_test(test_unsealed_or_foreign_memory_is_refused),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -36,7 +36,8 @@ static uint8_t pattern(uint64_t i)
     return (uint8_t)((i * 2654435761u) >> 13 ^ i >> 7);
 }
 
-/* Writes a file: length prefix (0 = the header's own), header, data bytes of the pattern. Returns an open descriptor. */
+/* Writes a file: length prefix (0 = the header's own), header, data bytes of the pattern. Returns an open descriptor.
+ */
 static int make_file(const char *name, uint64_t prefix, const char *header, uint64_t data)
 {
     static uint8_t block[1 << 20];
@@ -310,8 +311,8 @@ static const struct {
     uint32_t direct;
     bool drop; /* from the page cache first */
 } ways[] = {
-    {"io_uring", "io_uring", 0, true}, {"threads", "threads", 0, true},   {"cache", "page cache", 0, false},
-    {NULL, "page cache", 0, false},    {NULL, "io_uring", 0, true},       {NULL, "page cache", 2, true},
+    {"io_uring", "io_uring", 0, true}, {"threads", "threads", 0, true}, {"cache", "page cache", 0, false},
+    {NULL, "page cache", 0, false},    {NULL, "io_uring", 0, true},     {NULL, "page cache", 2, true},
     {NULL, "io_uring", 1, false},
 };
 
@@ -350,8 +351,8 @@ static void test_huge_pages_auto(void **state)
     struct loaded l = {0};
 
     (void)state;
-    load_good(make_file("huge.safetensors", 0, "{\"a\":{\"dtype\":\"U8\",\"shape\":[3000001],\"data_offsets\":[0,3000001]}}",
-                        3000001),
+    load_good(make_file("huge.safetensors", 0,
+                        "{\"a\":{\"dtype\":\"U8\",\"shape\":[3000001],\"data_offsets\":[0,3000001]}}", 3000001),
               "auto", NULL, 0, RV_HUGE_AUTO, &l);
     check_tensors(&l);
     loaded_fini(&l);
@@ -366,8 +367,9 @@ static void test_no_tensors(void **state)
     assert_int_equal(rv_index_count(&l.index), 0);
     assert_int_equal(l.size, 0);
     loaded_fini(&l);
-    load_good(make_file("only-empty.safetensors", 0, "{\"e\":{\"dtype\":\"F32\",\"shape\":[0,7],\"data_offsets\":[0,0]}}", 0),
-              "auto", NULL, 0, RV_HUGE_OFF, &l);
+    load_good(
+        make_file("only-empty.safetensors", 0, "{\"e\":{\"dtype\":\"F32\",\"shape\":[0,7],\"data_offsets\":[0,0]}}", 0),
+        "auto", NULL, 0, RV_HUGE_OFF, &l);
     check_tensors(&l);
     loaded_fini(&l);
 }
@@ -422,7 +424,8 @@ static void test_format(void **state)
 
 /* ---- bad files ------------------------------------------------------------------------------------------------- */
 
-#define U8(name, begin, end, shape) "\"" name "\":{\"dtype\":\"U8\",\"shape\":[" shape "],\"data_offsets\":[" begin "," end "]}"
+#define U8(name, begin, end, shape) \
+    "\"" name "\":{\"dtype\":\"U8\",\"shape\":[" shape "],\"data_offsets\":[" begin "," end "]}"
 
 static const struct {
     const char *what;

@@ -1,4 +1,5 @@
-/* The header scanner: what it takes, what it refuses and where it says so, and that jansson agrees about what is JSON. */
+/* The header scanner: what it takes, what it refuses and where it says so, and that jansson agrees about what is JSON.
+ */
 #include <errno.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -35,7 +36,7 @@ static int parse(const char *header, uint64_t data, struct rv_safetensors *ret, 
     return parse_length(header, strlen(header), data, ret, err);
 }
 
-#define T(name, dtype, shape, begin, end)                                                                              \
+#define T(name, dtype, shape, begin, end) \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" begin "," end "]}"
 
 static void test_order_and_contents(void **state)
@@ -44,11 +45,13 @@ static void test_order_and_contents(void **state)
     struct rv_error err = {0};
 
     (void)state;
-    assert_int_equal(parse("{" T("z", "F32", "2,3", "4", "28") ",\"__metadata__\": {\"k\" : \"v\\n\"} , " T(
-                               "a\\u00e4\\ud83d\\ude00\\n", "U8", "4", "0", "4") "," T("e2", "U8", "0", "4", "4") "," T(
-                               "e1", "U8", "0", "4", "4") "," T("s", "BF16", "", "28", "30") "}   \n",
-                           30, &st, &err),
-                     0);
+    assert_int_equal(
+        parse("{" T("z", "F32", "2,3", "4", "28") ",\"__metadata__\": {\"k\" : \"v\\n\"} , " T(
+                  "a\\u00e4\\ud83d\\ude00\\n", "U8", "4", "0",
+                  "4") "," T("e2", "U8", "0", "4", "4") "," T("e1", "U8", "0", "4", "4") "," T("s", "BF16", "", "28",
+                                                                                               "30") "}   \n",
+              30, &st, &err),
+        0);
     assert_int_equal(st.count, 5);
     assert_string_equal(st.tensors[0].name, "a\xc3\xa4\xf0\x9f\x98\x80\n");
     assert_string_equal(st.tensors[1].name, "e1"); /* empty ones by name */
@@ -175,13 +178,15 @@ static bool jansson_accepts(const char *text, size_t length)
     bool ok = root && json_is_object(root) && text[0] == '{';
 
     if (ok) {
-        json_object_foreach (root, name, value) {
+        json_object_foreach(root, name, value)
+        {
             bool meta = strcmp(name, "__metadata__") == 0;
 
             ok = ok && json_is_object(value) && (meta || json_object_size(value) == 3);
             if (!json_is_object(value))
                 continue;
-            json_object_foreach (value, key, field) {
+            json_object_foreach(value, key, field)
+            {
                 size_t i;
                 json_t *number;
 
@@ -192,9 +197,10 @@ static bool jansson_accepts(const char *text, size_t length)
                     continue;
                 }
                 ok = ok && (strcmp(key, "shape") == 0 || strcmp(key, "data_offsets") == 0) && json_is_array(field) &&
-                     json_array_size(field) <= (key[0] == 's' ? 8 : 2) && (key[0] == 's' || json_array_size(field) == 2);
-                json_array_foreach (field, i, number)
-                    ok = ok && json_is_integer(number) && json_integer_value(number) >= 0;
+                     json_array_size(field) <= (key[0] == 's' ? 8 : 2) &&
+                     (key[0] == 's' || json_array_size(field) == 2);
+                json_array_foreach(field, i, number) ok =
+                    ok && json_is_integer(number) && json_integer_value(number) >= 0;
             }
         }
     }
@@ -205,8 +211,8 @@ static bool jansson_accepts(const char *text, size_t length)
 /* Our view of the same: refusals that are about places, not about JSON, count as accepted. */
 static bool we_accept(const char *text, size_t length)
 {
-    static const char *const of_places[] = {"takes", "2^64 bytes", "truncated", "inside the tensor", "gap", "follow the last",
-                                            "over 2^64"};
+    static const char *const of_places[] = {"takes", "2^64 bytes",      "truncated", "inside the tensor",
+                                            "gap",   "follow the last", "over 2^64"};
     struct rv_safetensors st = {0};
     struct rv_error err = {0};
 
@@ -235,8 +241,8 @@ static uint32_t next_random(uint32_t *x)
 static void test_random_damage_agrees_with_jansson(void **state)
 {
     static const char *const seeds[] = {
-        "{\"__metadata__\":{\"k\":\"v\",\"\\u00e4\":\"\\ud83d\\ude00\"}," T("a", "U8", "2,1", "0", "2") "," T(
-            "b", "F32", "1", "2", "6") "}",
+        "{\"__metadata__\":{\"k\":\"v\",\"\\u00e4\":\"\\ud83d\\ude00\"}," T("a", "U8", "2,1", "0",
+                                                                            "2") "," T("b", "F32", "1", "2", "6") "}",
         "{ \"x\" : { \"shape\" : [ 3 ] , \"dtype\" : \"BF16\" , \"data_offsets\" : [ 0 , 6 ] } } ",
         "{" T("\xc3\xa4", "I8", "6", "0", "6") "," T("e", "C64", "0", "6", "6") "}",
     };
@@ -309,9 +315,9 @@ static void test_a_million_tensors(void **state)
     *p++ = '}';
     before = peak_rss_kib();
     start = rv_now_us();
-    assert_int_equal(rv_safetensors_parse((uint8_t *)text, (uint64_t)(p - text), 8 + (uint64_t)(p - text) + 4ull * count,
-                                          &st, &err),
-                     0);
+    assert_int_equal(
+        rv_safetensors_parse((uint8_t *)text, (uint64_t)(p - text), 8 + (uint64_t)(p - text) + 4ull * count, &st, &err),
+        0);
     print_message("1,000,000 tensors, a header of %lld MiB: %llu ms, %ld MiB more\n", (long long)(p - text) >> 20,
                   (unsigned long long)(rv_now_us() - start) / 1000, (peak_rss_kib() - before) / 1024);
     assert_int_equal(st.count, count);
