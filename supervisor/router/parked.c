@@ -25,16 +25,17 @@ static void on_timeout(int socket, short what, void *context)
     rv_rpc_reply_job(router, &asker, job);
 }
 
-/* nanomsg's REQ sends its request again every 60 s: the repeat takes the place of what waits already. */
-static void drop_repeated(struct rv_job_record *job, const struct rv_asker *asker)
+/* nanomsg's REQ sends its request again every 60 s. The first one waits already, and its time must not start anew. */
+static bool is_repeated(struct rv_job_record *job, const struct rv_asker *asker)
 {
-    struct rv_parked *other, *next;
+    struct rv_parked *other;
 
-    for (other = TAILQ_FIRST(&job->waiters); other; other = next) {
-        next = TAILQ_NEXT(other, job_link);
-        if (!other->asker.local && !asker->local && rv_nano_same(&other->asker, asker))
-            rv_parked_free(other);
-    }
+    if (asker->local)
+        return false;
+    TAILQ_FOREACH (other, &job->waiters, job_link)
+        if (!other->asker.local && rv_nano_same(&other->asker, asker))
+            return true;
+    return false;
 }
 
 int rv_parked_add(struct rv_router *router, struct rv_asker *asker, struct rv_job_record *job, uint64_t timeout_ms,
@@ -43,8 +44,10 @@ int rv_parked_add(struct rv_router *router, struct rv_asker *asker, struct rv_jo
     struct timeval tv = {(time_t)(timeout_ms / 1000), (suseconds_t)(timeout_ms % 1000 * 1000)};
     struct rv_parked *parked = NULL;
 
-    if (job)
-        drop_repeated(job, asker);
+    if (job && is_repeated(job, asker)) {
+        rv_asker_fini(asker);
+        return 0;
+    }
     if (router->parked_count >= RV_PARKED_MAX || (asker->peer && asker->peer->parked >= PARKED_PER_PEER_MAX))
         return rv_error_set(err, EBUSY, RV_CODE(LIMIT), "%u requests wait for their answer, as many as may",
                             asker->peer ? asker->peer->parked : router->parked_count);

@@ -296,7 +296,7 @@ static void judge(const struct rv_job_record *job, struct rv_error *err)
     if (job->overdue)
         (void)rv_error_set(err, ETIMEDOUT, RV_CODE(DEADLINE), "the job ran longer than the %llu ms that %s allows",
                            (unsigned long long)(job->type->job_timeout_us / RV_MSEC), job->type_name);
-    else if (job->cancelled && err->code == RV_CODE(CANCELLED))
+    else if (job->cancelled && (err->code == RV_CODE(CANCELLED) || err->code == RV_CODE(SHUTTING_DOWN)))
         (void)rv_error_set(err, ECANCELED, RV_CODE(CANCELLED), "cancelled while it ran at %s", job->worker_name);
     else if (err->code == RV_CODE(CANCELLED))
         err->code = RV_CODE(JOB_FAILED); /* nobody asked for it */

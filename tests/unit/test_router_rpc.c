@@ -1,175 +1,9 @@
-/* The router's edges: restart, events, tokens, hostile requests, the command line's socket, socket files. */
+/* The router's edges: events, tokens, hostile requests, the command line's socket; and its figures. */
 #include <sched.h>
 
 #include "test_router_stage.h"
 
 static const struct submit_options plain = {0};
-
-static int local_connect(const struct stage *s)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int local = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-    (void)snprintf(address.sun_path, sizeof(address.sun_path), "%s", s->control);
-    assert_int_equal(connect(local, (struct sockaddr *)&address, sizeof(address)), 0);
-    return local;
-}
-
-static int local_open(const struct stage *s)
-{
-    Rv__Frame frame = RV__FRAME__INIT;
-    Rv__Hello hello = RV__HELLO__INIT;
-    int local = local_connect(s);
-
-    hello.version = RV_PROTOCOL_VERSION;
-    hello.role = RV__ROLE__ROLE_CLIENT;
-    frame.id = 1;
-    frame.body_case = RV__FRAME__BODY_HELLO;
-    frame.hello = &hello;
-    send_frame(local, &frame, NULL, 0);
-    expect_frame(local, RV__FRAME__BODY_HELLO_REPLY);
-    return local;
-}
-
-static void local_request(int local, Resvisor__V1__Request *request, struct rv_frame *reply)
-{
-    Rv__Frame frame = RV__FRAME__INIT;
-
-    frame.id = 9;
-    frame.body_case = RV__FRAME__BODY_RPC_REQUEST;
-    frame.rpc_request = request;
-    send_frame(local, &frame, NULL, 0);
-    if (!reply)
-        return;
-    next_frame(local, reply);
-    assert_int_equal(reply->message->id, 9);
-    assert_int_equal(reply->message->body_case, RV__FRAME__BODY_RPC_REPLY);
-}
-
-/* ---- restart ---------------------------------------------------------------------------------------------------- */
-
-/* Sends a Get until the answer is not NOT_READY; the first one must be. */
-static void expect_not_ready(struct stage *s, const char *id)
-{
-    Resvisor__V1__Reply *reply = get(s->client, id);
-
-    assert_int_equal(code_of(reply), CODE(NOT_READY));
-    assert_true(reply->error->retry_after_ms > 0);
-    reply_free(reply);
-}
-
-static void ledger_entry(struct stage *s, const struct marked *mark, Rv__MarkedJob *job, Rv__MarkedJob **list)
-{
-    rv__marked_job__init(job);
-    job->job_id = (char *)mark->id;
-    job->type = "image";
-    job->ended = mark->ended;
-    job->content_digest = (ProtobufCBinaryData){16, (uint8_t *)mark->digest};
-    job->attempts = 1;
-    list[s->setup.n_jobs++] = job;
-}
-
-/*
- * Four jobs were dispatched by a router that is killed: one still runs, one waits in its worker for JobAck, one is
- * known to nobody, one had ended and its result is gone.
- */
-static void a_new_router_learns_from_workers_and_runs_nothing_twice(void **state)
-{
-    static const char *const ids[] = {"runs", "done", "lost", "over"};
-    struct stage s;
-    struct marked marks[4];
-    Rv__MarkedJob jobs[4], *list[4];
-    char *workers[] = {"image/0", "image/1"};
-    Resvisor__V1__Reply *reply;
-    struct rv_frame frame = RV_FRAME_INIT;
-    int old[4], worker;
-
-    (void)state;
-    stage_init(&s);
-    stage_start(&s);
-    for (unsigned i = 0; i < 4; i++) {
-        char name[16];
-
-        (void)snprintf(name, sizeof(name), "image/%u", i);
-        old[i] = worker_join(&s, name, 1);
-        assert_int_equal(submit_code(s.client, ids[i], (struct submit_options){.payload = ids[i]}), 0);
-        next_mark(&s, &marks[i]);
-        assert_string_equal(marks[i].id, ids[i]);
-        expect_frame(old[i], RV__FRAME__BODY_JOB_START);
-    }
-    stage_kill(&s);
-    marks[3].ended = true;
-    for (unsigned i = 0; i < 4; i++) {
-        (void)close(old[i]);
-        ledger_entry(&s, &marks[i], &jobs[i], list);
-    }
-    s.setup.jobs = list;
-    s.setup.n_workers = 2;
-    s.setup.workers = workers;
-    s.setup.epoch = 8;
-    stage_start(&s); /* over the dead router's socket files */
-    expect_not_ready(&s, "runs");
-    worker = worker_channel(&s, "image/0", 1);
-    worker_report(worker, "image/0", 1, &marks[0], 1);
-    worker_ends(worker, "done", marks[1].digest, 0, 50);
-    expect_not_ready(&s, "done");
-    worker_gone(&s, "image/1", 1);
-    barrier(&s);
-    while ((reply = get(s.client, "runs")) && code_of(reply) == CODE(NOT_READY)) /* the report is on its way */
-        reply_free(reply);
-    assert_int_equal(reply->job->state, STATE(RUNNING));
-    reply_free(reply);
-    assert_int_equal(submit_code(s.client, "runs", (struct submit_options){.payload = "runs"}), 0);
-    assert_int_equal(ended_with(s.client, "done", STATE(DONE)), 0);
-    worker_acked(worker, "done");
-    reply = fetch(s.client, "done", 0, 0, 0);
-    assert_int_equal(reply->piece->data.len, 50);
-    reply_free(reply);
-    for (unsigned i = 2; i < 4; i++) {
-        assert_int_equal(ended_with(s.client, ids[i], STATE(FAILED)), CODE(JOB_LOST));
-        reply = submit(s.client, ids[i], (struct submit_options){.payload = ids[i]});
-        assert_int_equal(reply->job->error->code, CODE(JOB_LOST));
-        assert_true((strstr(reply->job->error->message, "had ended") != NULL) == (i == 3));
-        reply_free(reply);
-        assert_int_equal(submit_code(s.client, ids[i], (struct submit_options){.payload = "other"}), CODE(JOB_EXISTS));
-    }
-    worker_ends(worker, "runs", marks[0].digest, 0, 0);
-    assert_int_equal(ended_with(s.client, "runs", STATE(DONE)), 0);
-    worker_acked(worker, "runs");
-    assert_int_equal(rv_frame_receive(worker, &frame, NULL), -EAGAIN); /* nothing was started again */
-    (void)close(worker);
-    stage_end(&s);
-}
-
-static void an_adopted_job_whose_worker_dies_is_not_retried(void **state)
-{
-    struct stage s;
-    struct marked mark;
-    Rv__MarkedJob job, *list[1];
-    char *workers[] = {"image/0"};
-    int worker;
-
-    (void)state;
-    stage_init(&s);
-    stage_start(&s);
-    worker = worker_join(&s, "image/0", 1);
-    assert_int_equal(submit_code(s.client, "a", (struct submit_options){.retry = true}), 0);
-    next_mark(&s, &mark);
-    stage_kill(&s);
-    (void)close(worker);
-    ledger_entry(&s, &mark, &job, list);
-    s.setup.jobs = list;
-    s.setup.n_workers = 1;
-    s.setup.workers = workers;
-    stage_start(&s);
-    worker = worker_channel(&s, "image/0", 1);
-    worker_report(worker, "image/0", 1, &mark, 0);
-    (void)close(worker);
-    worker_gone(&s, "image/0", 1);
-    barrier(&s);
-    assert_int_equal(ended_with(s.client, "a", STATE(FAILED)), CODE(WORKER_DIED));
-    stage_end(&s);
-}
 
 /* ---- events ----------------------------------------------------------------------------------------------------- */
 
@@ -522,6 +356,28 @@ static void a_wait_ends_at_its_time_with_the_job_as_it_stands(void **state)
     stage_end(&s);
 }
 
+/* REQ repeats what is not answered: one waiting client must not take all places. */
+static void a_repeated_wait_takes_no_place_and_no_more_time(void **state)
+{
+    struct stage s;
+    Resvisor__V1__Reply *reply;
+    int other, interval = 1;
+
+    (void)state;
+    stage_init(&s);
+    stage_start(&s);
+    assert_int_equal(submit_code(s.client, "a", plain), 0);
+    other = client_open(s.rpc);
+    assert_int_equal(nn_setsockopt(other, NN_REQ, NN_REQ_RESEND_IVL, &interval, sizeof(interval)), 0);
+    wait_send(other, "a", 2000); /* up to 2,000 repeats; 1,024 may wait */
+    reply = rpc_receive(other);
+    assert_int_equal(code_of(reply), 0);
+    assert_int_equal(reply->job->state, STATE(QUEUED));
+    reply_free(reply);
+    (void)nn_close(other);
+    stage_end(&s);
+}
+
 static void status_and_models_are_answered_by_the_supervisor(void **state)
 {
     Rv__Frame frame = RV__FRAME__INIT;
@@ -718,70 +574,6 @@ static void a_peer_that_never_reads_is_dropped_and_others_are_served(void **stat
     stage_end(&s);
 }
 
-/* ---- socket files ----------------------------------------------------------------------------------------------- */
-
-static void a_foreign_file_at_a_socket_path_stays(void **state)
-{
-    struct stage s;
-    struct stat st;
-    int fd, status;
-
-    (void)state;
-    for (unsigned i = 0; i < 2; i++) {
-        const char *path;
-
-        stage_init(&s);
-        path = i == 0 ? s.rpc + 6 : s.control;
-        fd = open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
-        assert_int_equal(write(fd, "precious", 8), 8);
-        (void)close(fd);
-        stage_launch(&s);
-        stage_greet(&s);
-        status = stage_reap(&s);
-        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
-        assert_int_equal(stat(path, &st), 0);
-        assert_int_equal(st.st_size, 8);
-        assert_int_equal(unlink(path), 0);
-        assert_int_equal(rmdir(s.dir), 0);
-    }
-}
-
-static void sockets_are_for_the_owner_only(void **state)
-{
-    struct stage s;
-    struct stat st;
-
-    (void)state;
-    stage_init(&s);
-    stage_start(&s);
-    assert_int_equal(stat(s.rpc + 6, &st), 0);
-    assert_int_equal(st.st_mode & 077, 0);
-    assert_int_equal(stat(s.events + 6, &st), 0);
-    assert_int_equal(st.st_mode & 077, 0);
-    assert_int_equal(stat(s.control, &st), 0);
-    assert_int_equal(st.st_mode & 077, 0);
-    stage_end(&s);
-}
-
-static void a_second_router_at_the_same_sockets_gives_up(void **state)
-{
-    struct stage s, second;
-    int status;
-
-    (void)state;
-    stage_init(&s);
-    stage_start(&s);
-    second = s;
-    second.client = -1;
-    second.setup.types = second.types;
-    stage_launch(&second);
-    stage_greet(&second);
-    status = stage_reap(&second);
-    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 1);
-    assert_int_equal(submit_code(s.client, "a", plain), 0);
-    stage_end(&s);
-}
-
 /* ---- figures ---------------------------------------------------------------------------------------------------- */
 
 static int compare(const void *a, const void *b)
@@ -854,8 +646,6 @@ static void round_trips(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_new_router_learns_from_workers_and_runs_nothing_twice),
-        cmocka_unit_test(an_adopted_job_whose_worker_dies_is_not_retried),
         cmocka_unit_test(every_change_is_an_event_and_gaps_can_be_asked_for),
         cmocka_unit_test(progress_comes_at_most_ten_times_a_second_and_the_last_is_not_lost),
         cmocka_unit_test(a_wrong_or_missing_token_is_refused_on_tcp_only),
@@ -863,13 +653,11 @@ int main(void)
         cmocka_unit_test(hostile_protobuf_gets_an_error_and_hurts_nobody),
         cmocka_unit_test(too_many_waiting_requests_get_a_limit_error),
         cmocka_unit_test(a_wait_ends_at_its_time_with_the_job_as_it_stands),
+        cmocka_unit_test(a_repeated_wait_takes_no_place_and_no_more_time),
         cmocka_unit_test(status_and_models_are_answered_by_the_supervisor),
         cmocka_unit_test(the_command_line_gets_a_whole_output_as_a_descriptor),
         cmocka_unit_test(garbage_on_the_local_socket_ends_only_that_peer),
         cmocka_unit_test(a_peer_that_never_reads_is_dropped_and_others_are_served),
-        cmocka_unit_test(a_foreign_file_at_a_socket_path_stays),
-        cmocka_unit_test(sockets_are_for_the_owner_only),
-        cmocka_unit_test(a_second_router_at_the_same_sockets_gives_up),
         cmocka_unit_test(round_trips),
     };
 

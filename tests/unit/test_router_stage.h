@@ -392,6 +392,49 @@ static inline Resvisor__V1__Reply *fetch(int client, const char *id, uint32_t ou
     return rpc(client, &request);
 }
 
+/* ---- the command line -------------------------------------------------------------------------------------------- */
+
+static inline int local_connect(const struct stage *s)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int local = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+    (void)snprintf(address.sun_path, sizeof(address.sun_path), "%s", s->control);
+    assert_int_equal(connect(local, (struct sockaddr *)&address, sizeof(address)), 0);
+    return local;
+}
+
+static inline int local_open(const struct stage *s)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+    Rv__Hello hello = RV__HELLO__INIT;
+    int local = local_connect(s);
+
+    hello.version = RV_PROTOCOL_VERSION;
+    hello.role = RV__ROLE__ROLE_CLIENT;
+    frame.id = 1;
+    frame.body_case = RV__FRAME__BODY_HELLO;
+    frame.hello = &hello;
+    send_frame(local, &frame, NULL, 0);
+    expect_frame(local, RV__FRAME__BODY_HELLO_REPLY);
+    return local;
+}
+
+static inline void local_request(int local, Resvisor__V1__Request *request, struct rv_frame *reply)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+
+    frame.id = 9;
+    frame.body_case = RV__FRAME__BODY_RPC_REQUEST;
+    frame.rpc_request = request;
+    send_frame(local, &frame, NULL, 0);
+    if (!reply)
+        return;
+    next_frame(local, reply);
+    assert_int_equal(reply->message->id, 9);
+    assert_int_equal(reply->message->body_case, RV__FRAME__BODY_RPC_REPLY);
+}
+
 /* ---- workers ---------------------------------------------------------------------------------------------------- */
 
 static inline int worker_channel(struct stage *s, const char *name, uint64_t incarnation)
