@@ -144,13 +144,13 @@ static void judge(struct rv_worker *w, const struct rv_exit_report *report, stru
         v->state = RV_WORKER_FAILED;
         (void)snprintf(v->next, sizeof(v->next), "FAILED: it says that a restart does not help; `resvisor restart %s` "
                        "resets it", w->type->name);
-    } else if (within > w->type->max_deaths) {
+    } else if (within >= w->type->max_deaths) {
         v->state = RV_WORKER_FAILED;
         (void)snprintf(v->next, sizeof(v->next), "FAILED: %u deaths within %llu s; `resvisor restart %s` resets it", within,
                        (unsigned long long)(w->type->death_window_us / RV_SEC), w->type->name);
     } else {
         v->state = RV_WORKER_BACKOFF;
-            v->delay_us = rv_backoff_us(w->deaths.consecutive, BACKOFF_MAX_US, rv_random32());
+        v->delay_us = rv_backoff_us(w->deaths.consecutive, BACKOFF_MAX_US, rv_random32());
         if (v->delay_us == 0)
             (void)snprintf(v->next, sizeof(v->next), "restarts at once");
         else

@@ -49,6 +49,7 @@ static bool answer_allocate(struct answer *a, size_t types, size_t workers, size
 void rv_status_fill_model(const struct rv_model *model, Resvisor__V1__ModelStatus *m, Resvisor__V1__Error *error)
 {
     const struct rv_generation *current = rv_model_current(model), *generation;
+    uint64_t now = rv_now_us();
 
     resvisor__v1__model_status__init(m);
     m->name = model->name;
@@ -70,6 +71,8 @@ void rv_status_fill_model(const struct rv_model *model, Resvisor__V1__ModelStatu
     }
     if (model->failure.code) {
         rv_error_to_message(&model->failure, error);
+        if (model->retry_at_us > now)
+            error->retry_after_ms = (model->retry_at_us - now) / RV_MSEC;
         m->error = error;
     }
     rv_load_progress_of(model, &m->progress_bytes, &m->total_bytes);
