@@ -1,4 +1,5 @@
 /* `fetch`. */
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -11,6 +12,25 @@ static const struct rv_option fetch_options[] = {
     {0},
 };
 enum { FETCH_OUTPUT, FETCH_OUT };
+
+/* A job without outputs: its own error says more than "no such result". */
+static int check_done(const Resvisor__V1__Job *job, struct rv_error *err)
+{
+    int r;
+
+    if (job->state == RESVISOR__V1__JOB_STATE__JOB_DONE)
+        return 0;
+    if (rv_job_has_ended(job)) {
+        r = rv_error_from_message(err, job->error);
+        if (r < 0)
+            return r;
+    }
+    (void)rv_error_set(err, EAGAIN, RESVISOR__V1__ERROR_CODE__ERROR_NO_SUCH_RESULT, "job %s has no outputs: it is %s",
+                       job->job_id, rv_job_state_name(job->state));
+    if (!rv_job_has_ended(job))
+        rv_error_remedy(err, "fetch again when it is DONE; `resvisor job %s` shows it", job->job_id);
+    return -EAGAIN;
+}
 
 static int fetch(struct rv_args *args, int number, const char *out)
 {
@@ -30,9 +50,8 @@ static int fetch(struct rv_args *args, int number, const char *out)
         r = rv_router_ask(&router, &request, RV_CLIENT_TIMEOUT_US, RV_ROUTER_PATIENCE_US, &answer, &err);
     if (r == 0)
         job = rv_answer_job(&answer, &err);
-    if (job && !rv_job_has_ended(job))
-        r = rv_error_set(&err, 11, RESVISOR__V1__ERROR_CODE__ERROR_NO_SUCH_RESULT, "job %s is still %s", get.job_id,
-                         rv_job_state_name(job->state));
+    if (job)
+        r = check_done(job, &err);
     if (job && r == 0)
         r = rv_save_outputs(&router, job, number, out, files, args->json, &err);
     if (r < 0 || !job)

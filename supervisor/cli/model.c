@@ -76,7 +76,7 @@ static int run(const struct rv_command *command, Resvisor__V1__ModelAction actio
     body.model = (char *)absolute_model(args.arguments[0], path);
     request.body_case = RV__FRAME__BODY_MODEL_REQUEST;
     request.model_request = &body;
-    bar.model = args.arguments[0];
+    bar.model = strrchr(args.arguments[0], '/') ? strrchr(args.arguments[0], '/') + 1 : args.arguments[0];
     rv_progress_init(&bar.progress, true, args.json);
     r = rv_cli_connect(&client, &args, RV_SOCKET_CONTROL, &err);
     if (r == 0)

@@ -13,7 +13,8 @@
 #include "save.h"
 
 #define CODE(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
-#define WAIT_SLICE_MS 500u /* progress is shown, and Ctrl-C noticed, at least this often */
+#define WAIT_SLICE_MS 500u          /* progress is shown, and Ctrl-C noticed, at least this often */
+#define WAIT_SLICE_TERMINAL_MS 200u /* somebody looks on */
 #define UUID_TEXT 37
 
 static const struct rv_option submit_options[] = {
@@ -231,12 +232,13 @@ static void show_progress(struct rv_progress *progress, const Resvisor__V1__Job 
 }
 
 /* Not beyond the end of the user's own patience; never 0. */
-static uint64_t slice_ms(const struct order *order, uint64_t start)
+static uint64_t slice_ms(const struct order *order, const struct rv_progress *progress, uint64_t start)
 {
+    uint64_t most = progress->terminal ? WAIT_SLICE_TERMINAL_MS : WAIT_SLICE_MS;
     uint64_t spent = rv_now_us() - start;
     uint64_t left = order->timeout_us > spent ? (order->timeout_us - spent) / RV_MSEC + 1 : 1;
 
-    return left < WAIT_SLICE_MS ? left : WAIT_SLICE_MS;
+    return left < most ? left : most;
 }
 
 /* Waits until the job in *answer has ended; *answer then holds its last state. */
@@ -266,7 +268,7 @@ static int wait_for_end(struct order *order, struct rv_router *router, struct rv
         } else {
             show_progress(&progress, job);
             rv_frame_fini(answer);
-            r = ask_for_job(order, router, slice_ms(order, start), answer, err);
+            r = ask_for_job(order, router, slice_ms(order, &progress, start), answer, err);
             /* A new router has forgotten jobs that only waited; those that ran it knows, so nothing runs twice. */
             if (r < 0 && err->code == CODE(NO_SUCH_JOB) && router->connections != connections)
                 r = ask_for_job(order, router, 0, answer, err);
