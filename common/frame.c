@@ -68,7 +68,7 @@ static bool enum_is_known(const ProtobufCEnumDescriptor *descriptor, int value)
     return protobuf_c_enum_descriptor_get_value(descriptor, value) != NULL;
 }
 
-static bool message_is_valid(const ProtobufCMessage *message, const char **why);
+static bool message_is_valid(ProtobufCMessage *message, const char **why);
 
 static bool value_is_valid(const ProtobufCFieldDescriptor *field, const void *member, const char **why)
 {
@@ -84,7 +84,7 @@ static bool value_is_valid(const ProtobufCFieldDescriptor *field, const void *me
         *why = "unknown enum value";
         return false;
     case PROTOBUF_C_TYPE_MESSAGE: {
-        const ProtobufCMessage *sub = *(ProtobufCMessage *const *)member;
+        ProtobufCMessage *sub = *(ProtobufCMessage *const *)member;
 
         return !sub || message_is_valid(sub, why);
     }
@@ -106,11 +106,16 @@ static size_t element_size(ProtobufCType type)
     }
 }
 
-/* Depth is bounded: no message of ours contains itself (a unit test walks the descriptors). */
-static bool message_is_valid(const ProtobufCMessage *message, const char **why)
+/*
+ * Depth is bounded: no message of ours contains itself (a unit test walks the descriptors). Unknown fields are forgotten:
+ * protobuf-c would pack them again, and not always to what it accepts itself, so that whoever passes a client's message on
+ * would be dropped for it.
+ */
+static bool message_is_valid(ProtobufCMessage *message, const char **why)
 {
     const ProtobufCMessageDescriptor *d = message->descriptor;
 
+    message->n_unknown_fields = 0;
     for (unsigned i = 0; i < d->n_fields; i++) {
         const ProtobufCFieldDescriptor *field = &d->fields[i];
         const uint8_t *member = (const uint8_t *)message + field->offset;

@@ -74,8 +74,9 @@ int rv_frame_pair(int ret_sockets[2]);
 
 /*
  * Unpacks any protobuf message of an untrusted peer under a memory cap of `cap` bytes; checks text (UTF-8; a NUL cuts it) and
- * enum values of known fields in all nested messages, so handlers need not. NULL = refused. The result lies in
- * *ret_arena: free(*ret_arena) ends it, never protobuf_c_message_free_unpacked.
+ * enum values of known fields in all nested messages, so handlers need not; forgets unknown fields, so that a message can
+ * be passed on. NULL = refused. The result lies in *ret_arena: free(*ret_arena) ends it, never
+ * protobuf_c_message_free_unpacked.
  */
 ProtobufCMessage *rv_message_unpack(const ProtobufCMessageDescriptor *descriptor, const uint8_t *bytes, size_t length,
                                     size_t cap, void **ret_arena, const char **why);
