@@ -51,8 +51,8 @@ static void settle(struct rv_router *router)
                                ? "the job had ended, and its result was lost when the router was restarted"
                                : "the job was given to a worker, and its outcome was lost when the "
                                  "router was restarted; it is not run again");
+        lost += !job->marked_ended;
         rv_jobs_end(router, job, &err);
-        lost++;
     }
     if (lost)
         rv_log_warning("%u jobs of an earlier router are lost: no worker knows them", lost);
