@@ -5,6 +5,8 @@
 
 #include "reader_way.h"
 
+#define VAIN_TRIES 1000u /* submissions in a row that brought nothing */
+
 struct uring {
     struct io_uring ring;
     unsigned in_flight;
@@ -48,41 +50,50 @@ static void uring_start(struct rv_reader *reader, struct reader_slot *slot)
     } while (r == -EINTR); /* any other failure leaves it in the queue: uring_wait submits again */
 }
 
-/* Takes one completion, waiting for it. */
+/* Waits for a completion and takes all there are: how many, or a negative errno. */
 static int reap(struct uring *u)
 {
     struct io_uring_cqe *cqe = NULL;
-    struct reader_slot *slot;
+    int taken = 0;
     int r = io_uring_submit_and_wait(&u->ring, 1);
 
-    if (r >= 0 || r == -EINTR || r == -EAGAIN || r == -EBUSY)
-        r = io_uring_peek_cqe(&u->ring, &cqe);
-    if (r == -EAGAIN)
-        return 0;
-    if (r < 0)
+    if (r < 0 && r != -EINTR && r != -EAGAIN && r != -EBUSY)
         return r;
-    while (cqe) {
-        slot = io_uring_cqe_get_data(cqe);
+    while (io_uring_peek_cqe(&u->ring, &cqe) == 0) {
+        struct reader_slot *slot = io_uring_cqe_get_data(cqe);
+
         slot->result = cqe->res;
         slot->done = true;
         u->in_flight--;
+        taken++;
         io_uring_cqe_seen(&u->ring, cqe);
-        cqe = NULL;
-        if (io_uring_peek_cqe(&u->ring, &cqe) < 0)
-            break;
+    }
+    return taken;
+}
+
+/* Until the slot is done, or the ring cannot take work (no kernel memory): then 0 or a negative errno. */
+static int reap_until(struct uring *u, const struct reader_slot *slot)
+{
+    unsigned vain = 0;
+
+    while (u->in_flight > 0 && !(slot && slot->done)) {
+        int r = reap(u);
+
+        if (r < 0)
+            return r;
+        vain = r > 0 ? 0 : vain + 1;
+        if (vain == VAIN_TRIES)
+            return -EBUSY;
     }
     return 0;
 }
 
 static void uring_wait(struct rv_reader *reader, struct reader_slot *slot)
 {
-    struct uring *u = reader->state;
-    int r = 0;
+    int r = reap_until(reader->state, slot);
 
-    while (!slot->done && r == 0)
-        r = reap(u);
-    if (!slot->done) {
-        slot->result = r;
+    if (!slot->done) { /* never an error that makes reader.c read again: the ring may still write into the buffer */
+        slot->result = r < 0 ? r : -EIO;
         slot->done = true;
     }
 }
@@ -93,8 +104,7 @@ static void uring_close(struct rv_reader *reader)
 
     if (!u)
         return;
-    while (u->in_flight > 0 && reap(u) == 0)
-        ;
+    (void)reap_until(u, NULL);
     io_uring_queue_exit(&u->ring);
     free(u);
     reader->state = NULL;
