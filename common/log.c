@@ -20,6 +20,7 @@ static struct {
     const char *program;
     enum rv_log_level level;
     bool journal;
+    bool relayed; /* the supervisor reads our lines and adds time and name */
     uint64_t dropped;
     uint64_t since_look;
     void (*tee)(const char *line, uint64_t length, void *context);
@@ -46,7 +47,8 @@ void rv_log_init(const char *program, enum rv_log_level level)
 {
     state.program = program;
     state.level = level;
-    state.journal = getenv("JOURNAL_STREAM") != NULL;
+    state.relayed = getenv("RESVISOR_CONTROL_FD") != NULL;
+    state.journal = !state.relayed && getenv("JOURNAL_STREAM") != NULL;
 }
 
 bool rv_log_level_parse(const char *text, enum rv_log_level *ret_level)
@@ -95,6 +97,8 @@ static size_t line_start(char *line, enum rv_log_level level, const char *progra
     struct tm tm = {0};
     size_t n;
 
+    if (state.relayed)
+        return level <= RV_LOG_WARNING ? (size_t)snprintf(line, LINE_MAX_BYTES, "%s: ", levels[level].word) : 0;
     if (state.journal)
         return (size_t)snprintf(line, LINE_MAX_BYTES, "<%c>%s: ", levels[level].journal, program);
     (void)clock_gettime(CLOCK_REALTIME, &ts);

@@ -1,6 +1,7 @@
 /*
  * The log: one line per event to standard error. With JOURNAL_STREAM set each line starts with "<N>" (the level that
- * journald reads), else with time and level. Writing never blocks a process: lines that do not fit are counted, and
+ * journald reads), else with time and level; a child of the supervisor
+ * (RESVISOR_CONTROL_FD) leaves both to it. Writing never blocks a process: lines that do not fit are counted, and
  * the count is logged with the next line that does. One thread at a time per process, no allocation.
  *
  * Library code does not log; an error is logged once, where it is decided. Bytes from peers go through rv_escape.

@@ -39,8 +39,10 @@ void rv_supervisor_stop(struct rv_supervisor *s, const char *why)
 
     rv_log_info("stopping: %s%s", why, again ? ", for the second time: at once" : "");
     s->stopping = true;
-    if (!again)
+    if (!again) {
         rv_control_close_listener(s);
+        rv_router_refuse_new_jobs(s);
+    }
     rv_load_cancel_all(s);
     rv_workers_stop(s, again);
     if (again)

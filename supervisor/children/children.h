@@ -126,6 +126,9 @@ enum rv_worker_state rv_type_state(const struct rv_supervisor *s, const char *ty
 /* ---- router_link.c ---- */
 
 void rv_router_start(struct rv_supervisor *s);
+
+/* Resvisor is stopping: new jobs get ERROR_SHUTTING_DOWN from now on. */
+void rv_router_refuse_new_jobs(struct rv_supervisor *s);
 void rv_router_stop(struct rv_supervisor *s, bool now);
 pid_t rv_router_pid(const struct rv_supervisor *s);
 

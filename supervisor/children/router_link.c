@@ -40,6 +40,7 @@ struct rv_router {
 };
 
 static void start(struct rv_router *r);
+static void send_to_router(struct rv_supervisor *s, const Rv__Frame *frame, const int *fds, unsigned fd_count);
 
 static void arm(struct rv_router *r, uint64_t delay_us)
 {
@@ -132,6 +133,16 @@ void rv_router_link_fini(struct rv_supervisor *s)
     if (r && r->timer)
         event_free(r->timer);
     free(r);
+}
+
+void rv_router_refuse_new_jobs(struct rv_supervisor *s)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+    Rv__Drain drain = RV__DRAIN__INIT;
+
+    frame.body_case = RV__FRAME__BODY_DRAIN;
+    frame.drain = &drain;
+    send_to_router(s, &frame, NULL, 0);
 }
 
 void rv_router_start(struct rv_supervisor *s)
