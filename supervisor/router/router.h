@@ -273,7 +273,8 @@ void rv_results_keep(struct rv_router *router, struct rv_job_record *job, struct
 /* Closes the outputs and lets the worker forget. */
 void rv_results_drop(struct rv_router *router, struct rv_job_record *job);
 
-/* A client has been told how the job ended: its worker may forget the result. Nothing for a job that goes on. */
+/* A client has been told how the job ended: its worker may forget it, unless outputs can still be fetched. Nothing for a
+ * job that goes on. */
 void rv_results_told(struct rv_router *router, struct rv_job_record *job);
 
 /* ---- workers.c -------------------------------------------------------------------------------------------------- */

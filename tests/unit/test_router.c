@@ -6,6 +6,7 @@ static const struct submit_options plain = {0};
 static void a_job_runs_and_its_result_is_fetched_in_pieces(void **state)
 {
     struct stage s;
+    struct rv_frame frame = RV_FRAME_INIT;
     struct marked mark;
     Resvisor__V1__Reply *reply;
     uint64_t offset = 0, total = 1300000;
@@ -35,7 +36,6 @@ static void a_job_runs_and_its_result_is_fetched_in_pieces(void **state)
     assert_int_equal(reply->job->run_us, 1234);
     assert_string_equal(reply->job->worker, "image/0");
     reply_free(reply);
-    worker_acked(worker, "a");
     next_mark(&s, &mark);
     assert_true(mark.ended);
     while (offset < total) {
@@ -50,6 +50,7 @@ static void a_job_runs_and_its_result_is_fetched_in_pieces(void **state)
         offset += reply->piece->data.len;
         reply_free(reply);
     }
+    assert_int_equal(rv_frame_receive(worker, &frame, NULL), -EAGAIN); /* kept by the worker too: it can still be fetched */
     reply = fetch(s.client, "a", 0, total + 1, 0);
     assert_int_equal(code_of(reply), CODE(BAD_REQUEST));
     reply_free(reply);
