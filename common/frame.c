@@ -107,9 +107,9 @@ static size_t element_size(ProtobufCType type)
 }
 
 /*
- * Depth is bounded: no message of ours contains itself (a unit test walks the descriptors). Unknown fields are forgotten:
- * protobuf-c would pack them again, and not always to what it accepts itself, so that whoever passes a client's message on
- * would be dropped for it.
+ * Depth is bounded: no message of ours contains itself (a unit test walks the descriptors). Unknown fields are
+ * forgotten: protobuf-c would pack them again, and not always to what it accepts itself, so that whoever passes a
+ * client's message on would be dropped for it.
  */
 static bool message_is_valid(ProtobufCMessage *message, const char **why)
 {
@@ -209,8 +209,8 @@ static bool take_descriptors(struct msghdr *msg, int *fds, unsigned *ret_count)
 
 static Rv__Frame *unpack(const uint8_t *bytes, size_t length, void **ret_arena, const char **why)
 {
-    Rv__Frame *frame = (Rv__Frame *)rv_message_unpack(&rv__frame__descriptor, bytes, length, rv_message_cap(length),
-                                                      ret_arena, why);
+    Rv__Frame *frame =
+        (Rv__Frame *)rv_message_unpack(&rv__frame__descriptor, bytes, length, rv_message_cap(length), ret_arena, why);
 
     if (frame && frame->body_case == RV__FRAME__BODY__NOT_SET) {
         *why = "a frame without a body";
@@ -275,8 +275,8 @@ static int unspill(struct rv_frame *frame, const char **why)
 }
 
 /*
- * recvmsg, not waiting. A peer that closed with unread data of ours leaves ECONNRESET, which the kernel reports before what
- * the peer had sent, and once only. Its last frames count (a dead worker's results), so ask again.
+ * recvmsg, not waiting. A peer that closed with unread data of ours leaves ECONNRESET, which the kernel reports before
+ * what the peer had sent, and once only. Its last frames count (a dead worker's results), so ask again.
  */
 static ssize_t receive_message(int socket, struct msghdr *msg)
 {
@@ -552,15 +552,33 @@ void rv_error_to_message(const struct rv_error *err, Resvisor__V1__Error *ret_me
 static const struct {
     int code, number;
 } errno_of[] = {
-    {CODE(BAD_REQUEST), EINVAL},   {CODE(BAD_VERSION), EPROTO},      {CODE(UNAUTHENTICATED), EACCES},
-    {CODE(NOT_PERMITTED), EACCES}, {CODE(NO_SUCH_MODEL), ENOENT},    {CODE(NO_SUCH_TYPE), ENOENT},
-    {CODE(NO_SUCH_JOB), ENOENT},   {CODE(NO_SUCH_RESULT), ENOENT},   {CODE(JOB_EXISTS), EEXIST},
-    {CODE(QUEUE_FULL), EBUSY},     {CODE(DEADLINE), ETIMEDOUT},      {CODE(CANCELLED), ECANCELED},
-    {CODE(MODEL_INVALID), EBADMSG}, {CODE(MODEL_CHANGED), ESTALE},   {CODE(MODEL_IN_USE), EBUSY},
-    {CODE(MODEL_PINNED), EBUSY},   {CODE(FILE), ENOENT},             {CODE(OVER_BUDGET), ENOSPC},
-    {CODE(NO_MEMORY), ENOMEM},     {CODE(TOO_LARGE), EMSGSIZE},      {CODE(LIMIT), EBUSY},
-    {CODE(SHUTTING_DOWN), ESHUTDOWN}, {CODE(NOT_READY), EBUSY},      {CODE(NOT_RUNNING), ECONNREFUSED},
-    {CODE(ALREADY_RUNNING), EEXIST}, {CODE(UNSUPPORTED), EOPNOTSUPP}, {CODE(CONFIG), EINVAL},
+    {CODE(BAD_REQUEST), EINVAL},
+    {CODE(BAD_VERSION), EPROTO},
+    {CODE(UNAUTHENTICATED), EACCES},
+    {CODE(NOT_PERMITTED), EACCES},
+    {CODE(NO_SUCH_MODEL), ENOENT},
+    {CODE(NO_SUCH_TYPE), ENOENT},
+    {CODE(NO_SUCH_JOB), ENOENT},
+    {CODE(NO_SUCH_RESULT), ENOENT},
+    {CODE(JOB_EXISTS), EEXIST},
+    {CODE(QUEUE_FULL), EBUSY},
+    {CODE(DEADLINE), ETIMEDOUT},
+    {CODE(CANCELLED), ECANCELED},
+    {CODE(MODEL_INVALID), EBADMSG},
+    {CODE(MODEL_CHANGED), ESTALE},
+    {CODE(MODEL_IN_USE), EBUSY},
+    {CODE(MODEL_PINNED), EBUSY},
+    {CODE(FILE), ENOENT},
+    {CODE(OVER_BUDGET), ENOSPC},
+    {CODE(NO_MEMORY), ENOMEM},
+    {CODE(TOO_LARGE), EMSGSIZE},
+    {CODE(LIMIT), EBUSY},
+    {CODE(SHUTTING_DOWN), ESHUTDOWN},
+    {CODE(NOT_READY), EBUSY},
+    {CODE(NOT_RUNNING), ECONNREFUSED},
+    {CODE(ALREADY_RUNNING), EEXIST},
+    {CODE(UNSUPPORTED), EOPNOTSUPP},
+    {CODE(CONFIG), EINVAL},
     {CODE(USAGE), EINVAL},
 };
 

@@ -14,9 +14,9 @@
 #include "error.h"
 #include "rv_limits.h"
 
-#define RV_FRAME_INIT                                                                                                  \
-    {                                                                                                                  \
-        .fd_count = 0                                                                                                  \
+#define RV_FRAME_INIT \
+    {                 \
+        .fd_count = 0 \
     }
 
 /* A received frame: owns its message's memory and the descriptors that nobody took. */
@@ -30,11 +30,12 @@ struct rv_frame {
 
 /*
  * Receives one frame without waiting (the socket may be blocking). Returns 1 = *ret_frame is filled and the caller's
- * to end by rv_frame_fini; 0 = the peer has closed, and everything that it sent before was read; -EAGAIN = nothing there; -EPROTO = the peer sent what no honest peer
- * sends (malformed, too large, truncated descriptors, bad text): drop it; -ENOMEM = no memory or no descriptors left
- * here, the frame is lost: drop it too; other negative errno = the socket is dead. Every descriptor received is closed
- * on failure. `why` (may be NULL) gets a static English reason with -EPROTO and -ENOMEM. The body that body_case names is
- * there (never NULL); messages inside it may be absent (NULL), texts and bytes may be empty.
+ * to end by rv_frame_fini; 0 = the peer has closed, and everything that it sent before was read; -EAGAIN = nothing
+ * there; -EPROTO = the peer sent what no honest peer sends (malformed, too large, truncated descriptors, bad text):
+ * drop it; -ENOMEM = no memory or no descriptors left here, the frame is lost: drop it too; other negative errno = the
+ * socket is dead. Every descriptor received is closed on failure. `why` (may be NULL) gets a static English reason with
+ * -EPROTO and -ENOMEM. The body that body_case names is there (never NULL); messages inside it may be absent (NULL),
+ * texts and bytes may be empty.
  */
 int rv_frame_receive(int socket, struct rv_frame *ret_frame, const char **why);
 
@@ -73,9 +74,9 @@ int rv_frame_wait(int socket, struct rv_frame *ret_frame, uint64_t timeout_us);
 int rv_frame_pair(int ret_sockets[2]);
 
 /*
- * Unpacks any protobuf message of an untrusted peer under a memory cap of `cap` bytes; checks text (UTF-8; a NUL cuts it) and
- * enum values of known fields in all nested messages, so handlers need not; forgets unknown fields, so that a message can
- * be passed on. NULL = refused. The result lies in *ret_arena: free(*ret_arena) ends it, never
+ * Unpacks any protobuf message of an untrusted peer under a memory cap of `cap` bytes; checks text (UTF-8; a NUL cuts
+ * it) and enum values of known fields in all nested messages, so handlers need not; forgets unknown fields, so that a
+ * message can be passed on. NULL = refused. The result lies in *ret_arena: free(*ret_arena) ends it, never
  * protobuf_c_message_free_unpacked.
  */
 ProtobufCMessage *rv_message_unpack(const ProtobufCMessageDescriptor *descriptor, const uint8_t *bytes, size_t length,

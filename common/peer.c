@@ -12,9 +12,10 @@
 #include <unistd.h>
 
 #define PEER_MAGIC 0x70656572u
-#define PUSH_MS_FIRST 2u   /* first look whether a reader took its descriptors */
+#define PUSH_MS_FIRST 2u /* first look whether a reader took its descriptors */
 #define PUSH_MS_LAST 250u
-#define DRAIN_FRAMES 4096u /* a full socket holds 278 small frames; somebody may hold the other end and go on sending */
+#define DRAIN_FRAMES 4096u /* a full socket holds 278 small frames; somebody may hold the other end and go on sending \
+                            */
 
 struct out_frame {
     STAILQ_ENTRY(out_frame) link;
@@ -113,8 +114,8 @@ void rv_peer_destroy(struct rv_peer *peer)
 }
 
 /*
- * Sends one frame. -EAGAIN = the socket is full; -EBUSY = the reader must first take what was sent: descriptors in flight
- * count against a limit of the whole user, so there is one frame of them at a time per peer.
+ * Sends one frame. -EAGAIN = the socket is full; -EBUSY = the reader must first take what was sent: descriptors in
+ * flight count against a limit of the whole user, so there is one frame of them at a time per peer.
  */
 static int send_one(struct rv_peer *peer, const uint8_t *bytes, uint32_t length, const int *fds, unsigned fd_count)
 {
@@ -123,7 +124,8 @@ static int send_one(struct rv_peer *peer, const uint8_t *bytes, uint32_t length,
     if (fd_count && ioctl(peer->socket, SIOCOUTQ, &unread) == 0 && unread > 0)
         return -EBUSY;
     r = rv_frame_send_packed(peer->socket, bytes, length, fds, fd_count);
-    return r == -ETOOMANYREFS || r == -ENOBUFS ? -EBUSY : r; /* others' descriptors, others' memory: not this peer's fault */
+    return r == -ETOOMANYREFS || r == -ENOBUFS ? -EBUSY
+                                               : r; /* others' descriptors, others' memory: not this peer's fault */
 }
 
 static int send_queue(struct rv_peer *peer)
@@ -260,11 +262,8 @@ struct rv_peer *rv_peer_create(struct event_base *base, int socket, const struct
         (void)close(socket);
         return NULL;
     }
-    *peer = (struct rv_peer){.magic = PEER_MAGIC,
-                             .socket = socket,
-                             .handlers = handlers,
-                             .context = context,
-                             .timer_ms = PUSH_MS_FIRST};
+    *peer = (struct rv_peer){
+        .magic = PEER_MAGIC, .socket = socket, .handlers = handlers, .context = context, .timer_ms = PUSH_MS_FIRST};
     STAILQ_INIT(&peer->queue);
     peer->read_event = event_new(base, socket, EV_READ | EV_PERSIST, on_read, peer);
     peer->write_event = event_new(base, socket, EV_WRITE, on_push, peer);

@@ -13,10 +13,10 @@
 
 #include "frame.h"
 
-#define RV_PEER_QUEUE_FRAMES 256u               /* frames waiting for a slow reader */
-#define RV_PEER_QUEUE_BYTES (1024u * 1024)      /* their bytes */
-#define RV_PEER_QUEUE_FDS 64u                   /* their descriptors */
-#define RV_PEER_TURN 32u                        /* frames read from one peer before others get their turn */
+#define RV_PEER_QUEUE_FRAMES 256u          /* frames waiting for a slow reader */
+#define RV_PEER_QUEUE_BYTES (1024u * 1024) /* their bytes */
+#define RV_PEER_QUEUE_FDS 64u              /* their descriptors */
+#define RV_PEER_TURN 32u                   /* frames read from one peer before others get their turn */
 
 struct event_base;
 struct rv_peer;

@@ -1,8 +1,9 @@
 /*
  * Frames as a hostile peer sends them: any bytes, any number of descriptors, any spilled body.
  *
- * First byte: how many descriptors (low five bits; more than 16 are possible), whether the first is a memfd that holds the
- * rest of the input (bit 5), and whether that is sealed (bit 6). Bit 7: the frame itself is an honest Spill of that memfd.
+ * First byte: how many descriptors (low five bits; more than 16 are possible), whether the first is a memfd that holds
+ * the rest of the input (bit 5), and whether that is sealed (bit 6). Bit 7: the frame itself is an honest Spill of that
+ * memfd.
  */
 #include <errno.h>
 #include <stdint.h>

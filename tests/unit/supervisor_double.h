@@ -1,6 +1,7 @@
 /*
- * The other side of libresvisor for tests: a thread that speaks frames and can be told to say anything, the wrong things in
- * particular. Only for injecting protocol errors: that the real supervisor works with libresvisor is shown end to end.
+ * The other side of libresvisor for tests: a thread that speaks frames and can be told to say anything, the wrong
+ * things in particular. Only for injecting protocol errors: that the real supervisor works with libresvisor is shown
+ * end to end.
  */
 #ifndef RV_TEST_SUPERVISOR_DOUBLE_H
 #define RV_TEST_SUPERVISOR_DOUBLE_H

@@ -364,9 +364,9 @@ static void sockets_for_memory(struct double_reply *r)
 }
 
 static void (*const spoilers[])(struct double_reply *r) = {
-    no_descriptor,    one_descriptor,   three_descriptors, too_many_arenas, two_arenas_where_the_index_names_one,
-    swapped,          unsealed_arena,   unsealed_index,    arena_as_index,  false_index_size,
-    larger_arena,     false_page_size,  unknown_backend,   sockets_for_memory,
+    no_descriptor, one_descriptor,  three_descriptors, too_many_arenas,    two_arenas_where_the_index_names_one,
+    swapped,       unsealed_arena,  unsealed_index,    arena_as_index,     false_index_size,
+    larger_arena,  false_page_size, unknown_backend,   sockets_for_memory,
 };
 #define SPOILERS (sizeof(spoilers) / sizeof(spoilers[0]))
 
@@ -383,7 +383,8 @@ static void serve_spoiled(int socket)
     frame.body_case = RV__FRAME__BODY_DONE;
     frame.done = &done;
     double_send(socket, double_expect_attach(socket), &frame, NULL, 0);
-    double_send_error(socket, double_expect_attach(socket), RESVISOR__V1__ERROR_CODE__ERROR_OK, "an error that is none");
+    double_send_error(socket, double_expect_attach(socket), RESVISOR__V1__ERROR_CODE__ERROR_OK,
+                      "an error that is none");
     double_send_error(socket, double_expect_attach(socket), RESVISOR__V1__ERROR_CODE__ERROR_OVER_BUDGET, "too large");
     double_send_lease(socket, double_expect_attach(socket), 1, &model, NULL);
     double_expect_detach(socket, 1);
@@ -698,7 +699,7 @@ static void dtypes_have_names_and_sizes(void **state)
     assert_int_equal(rv_dtype_bytes(RV_BF16), 2);
     assert_int_equal(rv_dtype_bytes(RV_C64), 8);
     assert_null(rv_dtype_text((enum rv_dtype)1000));
-    assert_int_equal(rv_dtype_bytes((enum rv_dtype)-1), 0);
+    assert_int_equal(rv_dtype_bytes((enum rv_dtype) - 1), 0);
 }
 
 int main(void)

@@ -432,6 +432,7 @@ static void unacknowledged_results_are_bounded(void **state)
     struct rv_job *job;
     char id[8];
     int before = open_descriptors();
+    uint64_t started;
 
     for (unsigned i = 0; i < JOBS; i++) {
         (void)snprintf(id, sizeof(id), "k%u", i);
@@ -443,12 +444,14 @@ static void unacknowledged_results_are_bounded(void **state)
     }
     assert_int_equal(open_descriptors() - before, KEPT);
     (void)close(f->router);
+    started = rv_now_us();
     open_channel(f, 2);
     expect_report(f, "", KEPT);
     for (unsigned i = JOBS - KEPT; i < JOBS; i++) {
         (void)snprintf(id, sizeof(id), "k%u", i);
         expect_result(f->router, id, 0, 1);
     }
+    assert_true(rv_now_us() - started < 4 * RV_SEC); /* a new router waits 5 s for all of them */
 }
 
 static void bad_outputs_are_refused(void **state)

@@ -1,8 +1,8 @@
 /*
  * The parts of resvisor-worker: the executor's shared object, the leases that jobs need, and the running of jobs.
  *
- * One thread. Everything belongs to struct host, which main() owns. Failures are reported by rv_failure; main() and host_run
- * print them, one line each, to standard error, which is the supervisor's log.
+ * One thread. Everything belongs to struct host, which main() owns. Failures are reported by rv_failure; main() and
+ * host_run print them, one line each, to standard error, which is the supervisor's log.
  */
 #ifndef RV_HOST_H
 #define RV_HOST_H
@@ -51,8 +51,8 @@ void host_models_detach(struct host *host);
 /* "3 models, 1.0 GiB mapped" */
 void host_models_describe(const struct host *host, char *buffer, size_t size);
 /*
- * Fills leases and names (room for RV_TYPE_MODELS_MAX + 1) for a job: its model first, then the configured ones. Each is
- * looked at again: a model whose file has changed is mapped anew.
+ * Fills leases and names (room for RV_TYPE_MODELS_MAX + 1) for a job: its model first, then the configured ones. Each
+ * is looked at again: a model whose file has changed is mapped anew.
  */
 int host_models_pick(struct host *host, const char *job_model, struct rv_lease **leases, const char **names,
                      uint32_t *ret_count, struct rv_failure *err);

@@ -29,11 +29,8 @@ static int run_one(struct host *host, struct rv_job *job)
 {
     struct rv_lease *leases[RV_TYPE_MODELS_MAX + 1];
     const char *names[RV_TYPE_MODELS_MAX + 1];
-    struct rv_execution execution = {.struct_size = sizeof(execution),
-                                     .job = job,
-                                     .state = host->state,
-                                     .leases = leases,
-                                     .model_names = names};
+    struct rv_execution execution = {
+        .struct_size = sizeof(execution), .job = job, .state = host->state, .leases = leases, .model_names = names};
     struct rv_failure err = {0};
     int r;
 

@@ -1,9 +1,10 @@
 /*
  * resvisor-worker: a worker that runs an executor's shared object.
  *
- * Started by the supervisor with the control connection in its environment (resvisor.h, rv_worker_open). Maps the models,
- * then says that it is ready, then runs jobs one at a time until it is told to drain. SIGTERM keeps its default action: the
- * supervisor sends it only after a drain took too long, and the job's end is then reported by the supervisor.
+ * Started by the supervisor with the control connection in its environment (resvisor.h, rv_worker_open). Maps the
+ * models, then says that it is ready, then runs jobs one at a time until it is told to drain. SIGTERM keeps its default
+ * action: the supervisor sends it only after a drain took too long, and the job's end is then reported by the
+ * supervisor.
  */
 #include <errno.h>
 #include <getopt.h>

@@ -1,4 +1,5 @@
-/* The leases of this worker. A model that is still the same generation keeps its mapping: its pages are touched already. */
+/* The leases of this worker. A model that is still the same generation keeps its mapping: its pages are touched
+ * already. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>

@@ -14,7 +14,8 @@
 
 #define SOCKET_IN_RUNTIME_DIR "control/resvisor.sock"
 
-/* /tmp is everybody's: a directory there counts only if it is ours and closed, or somebody else could play supervisor. */
+/* /tmp is everybody's: a directory there counts only if it is ours and closed, or somebody else could play supervisor.
+ */
 static bool is_private(const char *directory)
 {
     struct stat st;

@@ -2,8 +2,8 @@
  * A connection to the supervisor: questions and answers on one socket for several threads.
  *
  * Answers are matched by id. On a plain connection the threads that wait read in turn, one at a time; on a worker's
- * connection its service thread reads. An answer that nobody waits for any more is thrown away; if it brought a lease, the
- * lease is given back.
+ * connection its service thread reads. An answer that nobody waits for any more is thrown away; if it brought a lease,
+ * the lease is given back.
  */
 #include <errno.h>
 #include <poll.h>

@@ -1,8 +1,9 @@
 /*
  * What the files of libresvisor share. Nothing here is exported.
  *
- * Locks. Each connection has one, each worker has one. A connection's lock may be held when a worker's is taken, never the
- * other way round. No lock is held while a user's function runs, while memory is mapped, or while anything is waited for.
+ * Locks. Each connection has one, each worker has one. A connection's lock may be held when a worker's is taken, never
+ * the other way round. No lock is held while a user's function runs, while memory is mapped, or while anything is
+ * waited for.
  */
 #ifndef RV_LIB_INTERNAL_H
 #define RV_LIB_INTERNAL_H
@@ -63,7 +64,7 @@ struct rv_connection {
     unsigned magic;
     unsigned fork_number;
     int socket;
-    atomic_uint refs; /* the caller's, and one per lease */
+    atomic_uint refs;                        /* the caller's, and one per lease */
     const struct rv_connection_owner *owner; /* NULL = a plain client; constant once others know the connection */
     void *owner_context;
 

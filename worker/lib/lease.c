@@ -1,4 +1,5 @@
-/* Leases: attach, check, map, give back. The supervisor is trusted no more than any peer: everything it sends is checked. */
+/* Leases: attach, check, map, give back. The supervisor is trusted no more than any peer: everything it sends is
+ * checked. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -175,6 +175,7 @@ int rv_results_push(struct rv_worker *w)
         if (r < 0)
             return 0;
         result->sent = true;
+        w->router_wait_ms = RV_ROUTER_WAIT_MS_FIRST; /* it reads: look again soon */
     }
     (void)pthread_cond_broadcast(&w->changed); /* rv_worker_close may wait for it */
     return 0;

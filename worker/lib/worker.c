@@ -23,8 +23,6 @@
 #define HELLO_US (10 * RV_SEC)
 #define FLUSH_US RV_SEC /* at the end: so long for the router to take the last results */
 #define CONTROL_TURN 64u
-#define WAIT_MS_FIRST 2u
-#define WAIT_MS_LAST 250u
 
 void rv_worker_wake(const struct rv_worker *w)
 {
@@ -146,9 +144,11 @@ static int how_to_wait(struct rv_worker *w, struct pollfd *router)
         router->events |= POLLOUT;
     } else if (r == -EBUSY) {
         timeout = (int)w->router_wait_ms;
-        w->router_wait_ms = w->router_wait_ms * 2 > WAIT_MS_LAST ? WAIT_MS_LAST : w->router_wait_ms * 2;
+        w->router_wait_ms *= 2;
+        if (w->router_wait_ms > RV_ROUTER_WAIT_MS_LAST)
+            w->router_wait_ms = RV_ROUTER_WAIT_MS_LAST;
     } else {
-        w->router_wait_ms = WAIT_MS_FIRST;
+        w->router_wait_ms = RV_ROUTER_WAIT_MS_FIRST;
     }
     return timeout;
 }
@@ -267,7 +267,7 @@ static struct rv_worker *worker_new(void)
     w->magic = RV_WORKER_MAGIC;
     w->fork_number = rv_fork_number();
     w->router = -1;
-    w->router_wait_ms = WAIT_MS_FIRST;
+    w->router_wait_ms = RV_ROUTER_WAIT_MS_FIRST;
     (void)pthread_condattr_init(&attributes);
     (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     (void)pthread_mutex_init(&w->lock, NULL);
@@ -314,7 +314,8 @@ int rv_worker_open(struct rv_worker **ret_worker, struct rv_failure *err)
         r = rv_error_set(&error, ENOMEM, ERROR(NO_MEMORY), "no memory or descriptors for a worker");
         return rv_failure_from(err, &error, r);
     }
-    r = rv_connection_start(fd, RV__ROLE__ROLE_WORKER, w->id, &owner, w, rv_now_us() + HELLO_US, &w->connection, &error);
+    r = rv_connection_start(fd, RV__ROLE__ROLE_WORKER, w->id, &owner, w, rv_now_us() + HELLO_US, &w->connection,
+                            &error);
     if (r < 0)
         goto out;
     w->connection->serviced = true;

@@ -1,8 +1,9 @@
 /*
  * The worker side of libresvisor: what its files share. Nothing here is exported.
  *
- * Two kinds of threads: the service thread, which reads the control connection and the router's channel, and the threads of
- * the job. Results go to the router from whichever comes first; what the socket does not take is sent by the service thread.
+ * Two kinds of threads: the service thread, which reads the control connection and the router's channel, and the
+ * threads of the job. Results go to the router from whichever comes first; what the socket does not take is sent by the
+ * service thread.
  */
 #ifndef RV_LIB_WORKER_H
 #define RV_LIB_WORKER_H
@@ -12,6 +13,8 @@
 #define RV_PROGRESS_SEND_US (50 * RV_MSEC) /* one JobProgress per so long */
 #define RV_RESULTS_MAX 64u                 /* finished jobs kept until the router acknowledges them */
 #define RV_RESULTS_BYTES_MAX (2ull << 30)  /* bytes of their outputs; the newest is kept whatever its size */
+#define RV_ROUTER_WAIT_MS_FIRST 2u         /* first look whether the router took its descriptors; doubles … */
+#define RV_ROUTER_WAIT_MS_LAST 250u        /* … up to this while it does not read */
 #define RV_OUTPUT_NAME_MAX 255u
 #define RV_CONTENT_TYPE_MAX 127u
 
@@ -60,14 +63,14 @@ struct rv_worker {
 
     pthread_mutex_t lock; /* all below */
     pthread_cond_t changed;
-    int router; /* -1 = none */
+    int router;              /* -1 = none */
     unsigned router_wait_ms; /* until the next look whether the router took its descriptors */
-    struct rv_job *pending; /* arrived, not yet fetched by rv_worker_next */
+    struct rv_job *pending;  /* arrived, not yet fetched by rv_worker_next */
     struct rv_job *running;
-    bool draining; /* no more jobs are wanted */
-    bool ended;    /* the control connection is over */
-    bool left;     /* rv_worker_next has said so */
-    bool closing;  /* the service thread must end */
+    bool draining;             /* no more jobs are wanted */
+    bool ended;                /* the control connection is over */
+    bool left;                 /* rv_worker_next has said so */
+    bool closing;              /* the service thread must end */
     struct rv_result *results; /* oldest first */
     unsigned result_count;
     uint64_t result_bytes;
@@ -104,8 +107,8 @@ void rv_results_forget(struct rv_worker *worker, const char *job_id);
 void rv_results_fini(struct rv_worker *worker);
 unsigned rv_results_unsent(const struct rv_worker *worker);
 
-/* Sends what is unsent: 0 = all is sent or there is no channel; -EAGAIN, -EBUSY (see send_one) = try again later. A dead
- * channel is left to its reader. */
+/* Sends what is unsent: 0 = all is sent or there is no channel; -EAGAIN, -EBUSY (see send_one) = try again later. A
+ * dead channel is left to its reader. */
 int rv_results_push(struct rv_worker *worker);
 
 /* Wakes the service thread. Any thread. */
