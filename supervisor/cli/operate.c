@@ -95,6 +95,8 @@ static void print_log(const uint8_t *text, size_t length, bool terminal)
 {
     char safe[ESCAPED_LINE_MAX];
 
+    if (length == 0)
+        return; /* text may be NULL */
     if (!terminal) {
         (void)fwrite(text, 1, length, stdout);
         return;
