@@ -90,8 +90,8 @@ static const char *folder_of(const struct rv_loader *loader, struct rv_origin or
 }
 
 /* Reports a value that was not stored. */
-static void report(struct rv_loader *loader, struct rv_origin origin, const struct rv_key *key, const char *shown, int r,
-                   const char *reason)
+static void report(struct rv_loader *loader, struct rv_origin origin, const struct rv_key *key, const char *shown,
+                   int r, const char *reason)
 {
     char allowed[RV_KEY_REASON_MAX];
 
@@ -107,8 +107,8 @@ static void store(struct rv_loader *loader, struct rv_origin origin, const struc
                   const char *shown, const char *text)
 {
     char reason[RV_KEY_REASON_MAX];
-    int r = rv_key_store(key, rv_config_base(loader->config, key->scope, number), text, folder_of(loader, origin), reason,
-                         sizeof(reason));
+    int r = rv_key_store(key, rv_config_base(loader->config, key->scope, number), text, folder_of(loader, origin),
+                         reason, sizeof(reason));
 
     if (r == 0)
         *rv_config_origin(loader->config, key, number) = origin;
@@ -217,7 +217,8 @@ static bool entity_get(struct rv_loader *loader, struct rv_origin origin, enum r
         }
     }
     if (!name_is_valid(name)) {
-        rv_loader_problem(loader, origin, section, "\"%s\" is not a name; 1 to 64 letters, digits and . _ - are allowed",
+        rv_loader_problem(loader, origin, section,
+                          "\"%s\" is not a name; 1 to 64 letters, digits and . _ - are allowed",
                           rv_escape(shown, sizeof(shown), name, strlen(name)));
         return false;
     }
@@ -269,7 +270,7 @@ static void store_elements(struct rv_loader *loader, const struct rv_key *key, u
 static void store_node(struct rv_loader *loader, const struct rv_key *key, uint32_t number, const char *shown,
                        const struct rv_node *node)
 {
-    enum rv_node_kind wanted = key->type == RV_KEY_MAP ? RV_NODE_MAP
+    enum rv_node_kind wanted = key->type == RV_KEY_MAP    ? RV_NODE_MAP
                                : key->type >= RV_KEY_LIST ? RV_NODE_LIST
                                                           : RV_NODE_SCALAR;
     char reason[RV_KEY_REASON_MAX];
@@ -296,8 +297,9 @@ static void report_duplicates(struct rv_loader *loader, const struct rv_node *ma
             if (strcmp(a->key->text, b->key->text) != 0)
                 continue;
             rv_escape(word, sizeof(word), a->key->text, strlen(a->key->text));
-            rv_loader_problem(loader, at_line(a->key->line), "", "%s%s: is here twice, first in line %u; once is allowed",
-                              shown_prefix, word, b->key->line);
+            rv_loader_problem(loader, at_line(a->key->line), "",
+                              "%s%s: is here twice, first in line %u; once is allowed", shown_prefix, word,
+                              b->key->line);
             break;
         }
     }
@@ -499,7 +501,8 @@ static void set_elements(struct rv_loader *loader, const struct rv_key *key, uin
         if (key->type == RV_KEY_MAP)
             (void)strsep(&text, "=");
         report(loader, origin, key, shown,
-               rv_key_append(key, base, element, text ? text : "", loader->work_folder, reason, sizeof(reason)), reason);
+               rv_key_append(key, base, element, text ? text : "", loader->work_folder, reason, sizeof(reason)),
+               reason);
     }
 }
 
@@ -687,7 +690,8 @@ int rv_config_find_runtime_dir(const struct rv_config_sources *sources, char *bu
         goto out;
     buffer[0] = '\0';
     if (given) {
-        int n = snprintf(buffer, size, "%s%s%s", *given == '/' ? "" : loader.work_folder, *given == '/' ? "" : "/", given);
+        int n =
+            snprintf(buffer, size, "%s%s%s", *given == '/' ? "" : loader.work_folder, *given == '/' ? "" : "/", given);
 
         r = n < 0 || (size_t)n >= size ? -ENAMETOOLONG : 0;
     } else {

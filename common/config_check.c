@@ -71,8 +71,10 @@ static void check_runtime_dir(struct rv_loader *loader)
     if (*c->runtime_dir == '\0') {
         r = rv_runtime_dir_default(folder, sizeof(folder));
         if (r == -EACCES)
-            rv_loader_problem(loader, origin, "runtime_dir", "%s belongs to somebody else or is open to others; set "
-                                                             "runtime_dir or XDG_RUNTIME_DIR", folder);
+            rv_loader_problem(loader, origin, "runtime_dir",
+                              "%s belongs to somebody else or is open to others; set "
+                              "runtime_dir or XDG_RUNTIME_DIR",
+                              folder);
         if (r == 0)
             replace(loader, &c->runtime_dir, strdup(folder));
     }
@@ -185,8 +187,9 @@ static void check_folders(struct rv_loader *loader)
         struct stat st;
 
         if (!real || stat(real, &st) < 0 || !S_ISDIR(st.st_mode)) {
-            rv_loader_problem(loader, origin_of(loader, "model_folders", 0), "model_folders", "%s: %s; allowed: folders "
-                                                                                              "that exist",
+            rv_loader_problem(loader, origin_of(loader, "model_folders", 0), "model_folders",
+                              "%s: %s; allowed: folders "
+                              "that exist",
                               c->folders[i], real ? "is not a folder" : strerror(errno));
             free(real);
             continue;
@@ -240,7 +243,8 @@ static void check_model(struct rv_loader *loader, uint32_t number)
 
     (void)snprintf(key, sizeof(key), "models.%s.path", model->name);
     if (*model->path == '\0') {
-        rv_loader_problem(loader, loader->config->models[number].origin, key, "is missing; allowed: the path of a file");
+        rv_loader_problem(loader, loader->config->models[number].origin, key,
+                          "is missing; allowed: the path of a file");
         return;
     }
     if (c->folder_count == 0) {
@@ -274,8 +278,9 @@ static void check_executor(struct rv_loader *loader, uint32_t number)
     }
     if (*type->executor != '/') {
         if (strchr(type->executor, '/') || strlen(type->executor) > RV_NAME_MAX) {
-            rv_loader_problem(loader, origin, key, "is a relative path; allowed: a name such as image, or the absolute "
-                                                   "path of a .so file");
+            rv_loader_problem(loader, origin, key,
+                              "is a relative path; allowed: a name such as image, or the absolute "
+                              "path of a .so file");
             return;
         }
         (void)snprintf(file, sizeof(file), "%s.so", type->executor);
@@ -286,8 +291,10 @@ static void check_executor(struct rv_loader *loader, uint32_t number)
         replace(loader, &type->executor, strdup(path));
     }
     if (stat(type->executor, &st) < 0)
-        rv_loader_problem(loader, origin, key, "%s: %s; allowed: an installed executor, or the absolute path of a .so "
-                                               "file", type->executor, strerror(errno));
+        rv_loader_problem(loader, origin, key,
+                          "%s: %s; allowed: an installed executor, or the absolute path of a .so "
+                          "file",
+                          type->executor, strerror(errno));
     else if (!S_ISREG(st.st_mode) || access(type->executor, R_OK) < 0)
         rv_loader_problem(loader, origin, key, "%s is not a readable file", type->executor);
 }

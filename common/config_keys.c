@@ -9,7 +9,7 @@
 #define TOP_LIST(member, count) RV_SCOPE_TOP, offsetof(struct rv_config, member), offsetof(struct rv_config, count)
 #define MODEL(member) RV_SCOPE_MODEL, offsetof(struct rv_config_model, member), 0
 #define TYPE(member) RV_SCOPE_TYPE, offsetof(struct rv_config_type, member), 0
-#define TYPE_LIST(member, count)                                                                                       \
+#define TYPE_LIST(member, count) \
     RV_SCOPE_TYPE, offsetof(struct rv_config_type, member), offsetof(struct rv_config_type, count)
 
 #define KIB UINT64_C(1024)
@@ -24,7 +24,7 @@
 static const struct rv_key keys[] = {
     {"runtime_dir", RV_KEY_PATH, TOP(runtime_dir), TEXT, "",
      "Folder of the sockets and the lock. Made with mode 0700. Empty means `/run/resvisor` for root, else "
-     "`$XDG_RUNTIME_DIR/resvisor`, else `/tmp/resvisor-UID`. At most 69 bytes long, since socket paths are short."},
+     "`$XDG_RUNTIME_DIR/resvisor`, else `/tmp/resvisor-UID`. At most 68 bytes long, since socket paths are short."},
     {"log_level", RV_KEY_CHOICE, TOP(log_level), 0, 0, false, "error|warning|info|debug", "info",
      "Least important kind of line that is still logged."},
 
@@ -58,7 +58,8 @@ static const struct rv_key keys[] = {
      "Memory that all models together may take. A percentage is a share of the machine's memory. 0 means no limit."},
     {"pool.huge_pages", RV_KEY_CHOICE, TOP(huge_pages), 0, 0, false, "off|auto|only", "off",
      "Whether models lie in huge pages: `auto` uses them when enough are free, `only` refuses a load otherwise."},
-    {"pool.backend", RV_KEY_WORD, TOP(pool_backend), 0, 0, false, "memfd", "memfd", "What kind of memory models lie in."},
+    {"pool.backend", RV_KEY_WORD, TOP(pool_backend), 0, 0, false, "memfd", "memfd",
+     "What kind of memory models lie in."},
     {"pool.load_timeout", RV_KEY_DURATION, TOP(load_timeout_us), SECOND, DAY, false, NULL, "10m",
      "A load that takes longer is ended and fails."},
     {"pool.load_retry", RV_KEY_DURATION, TOP(load_retry_us), 0, DAY, false, NULL, "30s",
@@ -68,7 +69,8 @@ static const struct rv_key keys[] = {
      "Whether files are read past the page cache: `auto` does so when the file is not cached."},
 
     {"model_folders", RV_KEY_PATHS, TOP_LIST(folders, folder_count), 0, RV_FOLDERS_MAX, false, NULL, "",
-     "Folders that models may lie in. A file elsewhere is never opened. A relative one is relative to the configuration "
+     "Folders that models may lie in. A file elsewhere is never opened. A relative one is relative to the "
+     "configuration "
      "file."},
 
     {"models.*.path", RV_KEY_STRING, MODEL(path), TEXT, "",
@@ -88,7 +90,8 @@ static const struct rv_key keys[] = {
      "Names of models that each worker attaches at start, in this order. Jobs use the first unless they name another."},
     {"types.*.workers", RV_KEY_UINT, TYPE(workers), 1, RV_WORKERS_PER_TYPE_MAX, false, NULL, "1",
      "Worker processes. Each runs one job at a time."},
-    {"types.*.queue", RV_KEY_UINT, TYPE(queue), 1, 100000, false, NULL, "64", "Jobs that may wait; further ones are refused."},
+    {"types.*.queue", RV_KEY_UINT, TYPE(queue), 1, 100000, false, NULL, "64",
+     "Jobs that may wait; further ones are refused."},
     {"types.*.env", RV_KEY_MAP, TYPE_LIST(env, env_count), 0, RV_ENV_MAX, false, NULL, "",
      "Environment variables of the workers, as a map of texts."},
     {"types.*.start_timeout", RV_KEY_DURATION, TYPE(start_timeout_us), 100000, HOUR, false, NULL, "30s",

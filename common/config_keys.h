@@ -1,8 +1,8 @@
 /*
  * The table of configuration keys, and reading and printing values by it. Private to common/config_*.c and its test.
  *
- * One row says everything about a key: where it stands in the file, what it may hold, where it goes in struct rv_config.
- * Parsing, messages, environment names, `check --show` and docs/configuration.md all come from these rows.
+ * One row says everything about a key: where it stands in the file, what it may hold, where it goes in struct
+ * rv_config. Parsing, messages, environment names, `check --show` and docs/configuration.md all come from these rows.
  */
 #ifndef RV_CONFIG_KEYS_H
 #define RV_CONFIG_KEYS_H
@@ -11,13 +11,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RV_KEY_PATH_MAX 192u  /* "types.NAME.cancel_timeout" and the like, as text */
+#define RV_KEY_PATH_MAX 192u   /* "types.NAME.cancel_timeout" and the like, as text */
 #define RV_KEY_VALUE_MAX 4096u /* one value as text, in the file and elsewhere */
 #define RV_KEY_REASON_MAX 384u
 
 enum rv_key_type {
     RV_KEY_STRING,
-    RV_KEY_PATH,     /* stored absolute */
+    RV_KEY_PATH, /* stored absolute */
     RV_KEY_BOOL,
     RV_KEY_UINT,     /* uint32_t */
     RV_KEY_SIZE,     /* uint64_t bytes */
@@ -36,16 +36,16 @@ struct rv_key {
     const char *pattern; /* "pool.budget", "types.*.queue" */
     enum rv_key_type type;
     enum rv_key_scope scope;
-    size_t offset;       /* in rv_config, rv_config_model or rv_config_type */
-    size_t count_offset; /* of the uint32_t count; lists and maps only */
-    uint64_t min, max;   /* numbers: range; lists and maps: max is the number of elements */
-    bool percent;        /* a size that may be a share of the machine's memory */
-    const char *words;   /* "auto|always|never" */
+    size_t offset;        /* in rv_config, rv_config_model or rv_config_type */
+    size_t count_offset;  /* of the uint32_t count; lists and maps only */
+    uint64_t min, max;    /* numbers: range; lists and maps: max is the number of elements */
+    bool percent;         /* a size that may be a share of the machine's memory */
+    const char *words;    /* "auto|always|never" */
     const char *fallback; /* the default, as one would write it; "" = empty */
     const char *help;
 };
 
-#define RV_KEYS_PER_SCOPE 40u /* rows of one scope; a check at load time guards it */
+#define RV_KEYS_PER_SCOPE 40u /* rows of one scope; a unit test guards it */
 
 /* Row i, NULL after the last. */
 const struct rv_key *rv_key_at(unsigned i);

@@ -22,10 +22,10 @@ enum rv_node_kind { RV_NODE_SCALAR, RV_NODE_LIST, RV_NODE_MAP };
 struct rv_node {
     enum rv_node_kind kind;
     unsigned line;
-    bool plain;              /* a scalar without quotes */
-    char *text;              /* scalar; no NUL inside */
-    struct rv_node *key;     /* of a child of a map: its key, a scalar */
-    struct rv_node *child;   /* first */
+    bool plain;            /* a scalar without quotes */
+    char *text;            /* scalar; no NUL inside */
+    struct rv_node *key;   /* of a child of a map: its key, a scalar */
+    struct rv_node *child; /* first */
     struct rv_node *last;
     struct rv_node *next;
     unsigned children;
@@ -69,9 +69,9 @@ struct rv_loader {
     FILE *problems;
     unsigned problem_count;
     bool no_memory;
-    const char *file;   /* as given; for messages */
-    char *file_folder;  /* absolute: relative paths of the file */
-    char *work_folder;  /* absolute: relative paths of flags and environment */
+    const char *file;  /* as given; for messages */
+    char *file_folder; /* absolute: relative paths of the file */
+    char *work_folder; /* absolute: relative paths of flags and environment */
 };
 
 /* One problem: "FILE:LINE: KEY: …". key may be empty. */

@@ -145,15 +145,21 @@ void rv_config_show(const struct rv_config *config, FILE *out, bool json)
 static const char reference_head[] =
     "# Configuration\n"
     "\n"
-    "<!-- Written by `resvisor check --reference` from the table that reads the file. Change the table, not this file. -->\n"
+    "<!-- Written by `resvisor check --reference` from the table that reads the file. Change the table, not this file. "
+    "-->\n"
     "\n"
-    "One YAML file: `-c FILE`, else the file named by `RESVISOR_CONFIG`, else `/etc/resvisor/resvisor.yaml` if there is\n"
-    "one, else defaults only. `resvisor check -c FILE` names every problem with its line; `resvisor check --show` prints\n"
+    "One YAML file: `-c FILE`, else the file named by `RESVISOR_CONFIG`, else `/etc/resvisor/resvisor.yaml` if there "
+    "is\n"
+    "one, else defaults only. `resvisor check -c FILE` names every problem with its line; `resvisor check --show` "
+    "prints\n"
     "each effective value and where it comes from. A wrong configuration starts nothing and changes nothing.\n"
     "\n"
-    "For each value the first of these counts: command line, environment, file, default. `--set KEY=VALUE` sets any key\n"
-    "(`--set pool.budget=16GiB`, `--set types.image.queue=5`, `--set types.image.env.HOME=/tmp`; elements of a list are\n"
-    "separated by commas). Keys without a NAME can be set by an environment variable: `RESVISOR_` and the key in capitals\n"
+    "For each value the first of these counts: command line, environment, file, default. `--set KEY=VALUE` sets any "
+    "key\n"
+    "(`--set pool.budget=16GiB`, `--set types.image.queue=5`, `--set types.image.env.HOME=/tmp`; elements of a list "
+    "are\n"
+    "separated by commas). Keys without a NAME can be set by an environment variable: `RESVISOR_` and the key in "
+    "capitals\n"
     "with `_` for each dot, such as `RESVISOR_POOL_BUDGET`. An empty variable counts as not set.\n"
     "\n"
     "| value | how it is written |\n"
@@ -163,7 +169,8 @@ static const char reference_head[] =
     "| name | 1 to 64 letters, digits and `.` `_` `-` |\n"
     "| path | a relative one in the file is relative to the file's folder |\n"
     "\n"
-    "The file may be at most 1 MiB. YAML aliases, several documents in one file and keys that occur twice are refused.\n";
+    "The file may be at most 1 MiB. YAML aliases, several documents in one file and keys that occur twice are "
+    "refused.\n";
 
 static void write_row(FILE *out, const struct rv_key *key)
 {

@@ -124,10 +124,12 @@ static int take_event(struct builder *b, const yaml_event_t *event)
     switch (event->type) {
     case YAML_DOCUMENT_START_EVENT:
         if (b->documents++ > 0)
-            return refuse(b, (unsigned)event->start_mark.line + 1, "a second document; one file holds one configuration");
+            return refuse(b, (unsigned)event->start_mark.line + 1,
+                          "a second document; one file holds one configuration");
         return 0;
     case YAML_ALIAS_EVENT:
-        return refuse(b, (unsigned)event->start_mark.line + 1, "aliases (*name) are not supported; write the value here");
+        return refuse(b, (unsigned)event->start_mark.line + 1,
+                      "aliases (*name) are not supported; write the value here");
     case YAML_SCALAR_EVENT:
         return add(b, event, RV_NODE_SCALAR);
     case YAML_SEQUENCE_START_EVENT:
@@ -151,8 +153,8 @@ static int syntax_error(struct builder *b)
         return -ENOMEM;
     b->line = (unsigned)p->problem_mark.line + 1;
     if (p->error == YAML_READER_ERROR) {
-        (void)snprintf(b->reason, b->size, "not readable as text at byte %zu: %s; UTF-8 is allowed",
-                       p->problem_offset, p->problem ? p->problem : "unknown");
+        (void)snprintf(b->reason, b->size, "not readable as text at byte %zu: %s; UTF-8 is allowed", p->problem_offset,
+                       p->problem ? p->problem : "unknown");
         b->line = 1;
         return -EINVAL;
     }

@@ -25,9 +25,9 @@ static const struct unit duration_units[] = {
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 static const char *const type_names[] = {
-    [RV_KEY_STRING] = "text", [RV_KEY_PATH] = "path",         [RV_KEY_BOOL] = "true or false",
-    [RV_KEY_UINT] = "number", [RV_KEY_SIZE] = "size",         [RV_KEY_DURATION] = "duration",
-    [RV_KEY_WORD] = "word",   [RV_KEY_CHOICE] = "word",       [RV_KEY_LIST] = "list of texts",
+    [RV_KEY_STRING] = "text",         [RV_KEY_PATH] = "path",        [RV_KEY_BOOL] = "true or false",
+    [RV_KEY_UINT] = "number",         [RV_KEY_SIZE] = "size",        [RV_KEY_DURATION] = "duration",
+    [RV_KEY_WORD] = "word",           [RV_KEY_CHOICE] = "word",      [RV_KEY_LIST] = "list of texts",
     [RV_KEY_PATHS] = "list of paths", [RV_KEY_MAP] = "map of texts",
 };
 _Static_assert(COUNT(type_names) == RV_KEY_TYPES, "one name per type");
@@ -425,7 +425,8 @@ void rv_key_allowed(const struct rv_key *key, char *buffer, size_t size)
     case RV_KEY_DURATION:
         rv_format_duration(key->min, low, sizeof(low));
         rv_format_duration(key->max, high, sizeof(high));
-        (void)snprintf(buffer, size, "a duration such as 500ms, 10s, 2m or 1h, from %s to %s", key->min ? low : "0", high);
+        (void)snprintf(buffer, size, "a duration such as 500ms, 10s, 2m or 1h, from %s to %s", key->min ? low : "0",
+                       high);
         break;
     case RV_KEY_WORD:
     case RV_KEY_CHOICE: {

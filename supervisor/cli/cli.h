@@ -1,6 +1,6 @@
 /*
- * The commands of `resvisor`, one row each (options.h). All but `start` and `_supervisor` are clients of the two control sockets
- * and keep no state: they connect, ask, print and end. Exit codes come from the error table.
+ * The commands of `resvisor`, one row each (options.h). All but `start` and `_supervisor` are clients of the two
+ * control sockets and keep no state: they connect, ask, print and end. Exit codes come from the error table.
  *
  *   options.c  reading arguments, --help          output.c  tables, JSON, progress, colours
  *   client.c   one connection, one request        job.c     a job in words and JSON; talking to the router patiently
@@ -10,7 +10,7 @@
 
 #include "options.h"
 
-extern const struct rv_command rv_command_status, rv_command_models; /* status.c */
+extern const struct rv_command rv_command_status, rv_command_models;                                 /* status.c */
 extern const struct rv_command rv_command_load, rv_command_unload, rv_command_pin, rv_command_unpin; /* model.c */
 extern const struct rv_command rv_command_submit;                                                    /* submit.c */
 extern const struct rv_command rv_command_jobs, rv_command_job, rv_command_cancel;                   /* jobs.c */

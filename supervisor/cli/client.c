@@ -39,8 +39,8 @@ static int open_socket(struct rv_client *client, uint64_t timeout_us, struct rv_
     int fd;
 
     if (strlen(client->path) >= sizeof(address.sun_path))
-        return rv_error_set(err, ENAMETOOLONG, CODE(CONFIG), "the socket path %s is longer than %zu bytes", client->path,
-                            sizeof(address.sun_path) - 1);
+        return rv_error_set(err, ENAMETOOLONG, CODE(CONFIG), "the socket path %s is longer than %zu bytes",
+                            client->path, sizeof(address.sun_path) - 1);
     memcpy(address.sun_path, client->path, strlen(client->path) + 1);
     fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (fd < 0)
@@ -77,7 +77,7 @@ static int say_hello(struct rv_client *client, uint64_t timeout_us, struct rv_er
         r = rv_error_set(err, EPROTO, CODE(BAD_VERSION), "%s speaks protocol version %u, this program %u", client->path,
                          answer.message->hello_reply->version, RV_PROTOCOL_VERSION);
     client->peer_pid = answer.message->hello_reply->pid;
-    client->operator = answer.message->hello_reply->operator_;
+    client->operator= answer.message->hello_reply->operator_;
     rv_frame_fini(&answer);
     return r;
 }

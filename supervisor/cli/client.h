@@ -16,16 +16,16 @@
 #define RV_CLIENT_PATH_MAX 4096u
 
 struct rv_client {
-    int socket;      /* -1 = not connected */
+    int socket; /* -1 = not connected */
     uint64_t last_id;
     int peer_pid;
     bool operator;
     char path[RV_CLIENT_PATH_MAX];
 };
 
-#define RV_CLIENT_INIT                                                                                                 \
-    {                                                                                                                  \
-        .socket = -1                                                                                                   \
+#define RV_CLIENT_INIT \
+    {                  \
+        .socket = -1   \
     }
 
 /* Connects to RUNTIME_DIR/suffix (RV_SOCKET_CONTROL, RV_SOCKET_ROUTER) and says Hello. timeout_us covers both. */

@@ -93,8 +93,9 @@ const struct rv_command rv_command_fetch = {
     .name = "fetch",
     .arguments = "ID [--output N] [--out FILE] [--json]",
     .summary = "Write the outputs of a finished job to files.",
-    .text = "A file is complete or not there: it is written under another name first. An existing file is replaced, as cp\n"
-            "does. Several outputs go to a folder, which is made if needed. Outputs are kept for rpc.result_age.",
+    .text =
+        "A file is complete or not there: it is written under another name first. An existing file is replaced, as cp\n"
+        "does. Several outputs go to a folder, which is made if needed. Outputs are kept for rpc.result_age.",
     .common = RV_COMMON_CONFIG | RV_COMMON_JSON,
     .min_arguments = 1,
     .max_arguments = 1,

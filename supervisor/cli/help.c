@@ -94,7 +94,8 @@ static void print_models_or_types(const char *runtime_dir, struct rv_client *cli
     request.body_case = RV__FRAME__BODY_STATUS_REQUEST;
     request.status_request = &body;
     if (rv_client_connect(client, runtime_dir, RV_SOCKET_CONTROL, COMPLETE_TIMEOUT_US, &err) == 0 &&
-        rv_client_request(client, &request, RV__FRAME__BODY_STATUS, COMPLETE_TIMEOUT_US, NULL, NULL, &answer, &err) == 0) {
+        rv_client_request(client, &request, RV__FRAME__BODY_STATUS, COMPLETE_TIMEOUT_US, NULL, NULL, &answer, &err) ==
+            0) {
         const Resvisor__V1__Status *status = answer.message->status;
 
         for (size_t i = 0; i < (models ? status->n_models : status->n_types); i++) {

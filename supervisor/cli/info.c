@@ -131,13 +131,15 @@ static const char *const exit_texts[] = {
 
 static void write_reference(FILE *out)
 {
-    fprintf(out,
-            "# Errors\n\n"
-            "<!-- Written by `resvisor errors --reference` from the error table. Change the table, not this file. -->\n\n"
-            "One table for RPC, command line and HTTP. The number and the name never change their meaning. An error also\n"
-            "carries a message that says what happened to what, and a remedy; those below stand for cases without a better\n"
-            "one. \"Again\" says whether the same request can succeed later without a change.\n\n"
-            "## Exit codes of `resvisor`\n\n| exit code | meaning |\n| ---: | --- |\n");
+    fprintf(
+        out,
+        "# Errors\n\n"
+        "<!-- Written by `resvisor errors --reference` from the error table. Change the table, not this file. -->\n\n"
+        "One table for RPC, command line and HTTP. The number and the name never change their meaning. An error also\n"
+        "carries a message that says what happened to what, and a remedy; those below stand for cases without a "
+        "better\n"
+        "one. \"Again\" says whether the same request can succeed later without a change.\n\n"
+        "## Exit codes of `resvisor`\n\n| exit code | meaning |\n| ---: | --- |\n");
     for (unsigned i = 0; i < EXIT_COUNT; i++)
         fprintf(out, "| %u | %s |\n", i, exit_texts[i]);
     fprintf(out, "\n## Codes\n\n| code | name | exit code | HTTP | again | what happened | what to do |\n"

@@ -85,7 +85,8 @@ bool rv_job_has_ended(const Resvisor__V1__Job *job)
 
 int rv_job_exit_code(const Resvisor__V1__Job *job)
 {
-    bool bad = job->state == RESVISOR__V1__JOB_STATE__JOB_FAILED || job->state == RESVISOR__V1__JOB_STATE__JOB_CANCELLED;
+    bool bad =
+        job->state == RESVISOR__V1__JOB_STATE__JOB_FAILED || job->state == RESVISOR__V1__JOB_STATE__JOB_CANCELLED;
 
     if (!bad)
         return RV_EXIT_DONE;
@@ -172,7 +173,8 @@ void rv_job_print(const Resvisor__V1__Job *job)
 {
     char safe[SAFE_MAX], size[32];
 
-    printf("job %s  %s\n", rv_escape(safe, sizeof(safe), job->job_id, strlen(job->job_id)), rv_job_state_name(job->state));
+    printf("job %s  %s\n", rv_escape(safe, sizeof(safe), job->job_id, strlen(job->job_id)),
+           rv_job_state_name(job->state));
     print_text("type", job->type);
     print_text("model", job->model);
     print_text("worker", job->worker);
@@ -185,9 +187,11 @@ void rv_job_print(const Resvisor__V1__Job *job)
     print_times(job);
     for (size_t i = 0; i < job->n_outputs; i++) {
         rv_format_size(job->outputs[i]->size, size, sizeof(size));
-        printf("  output %zu   %s", i, rv_escape(safe, sizeof(safe), job->outputs[i]->name, strlen(job->outputs[i]->name)));
+        printf("  output %zu   %s", i,
+               rv_escape(safe, sizeof(safe), job->outputs[i]->name, strlen(job->outputs[i]->name)));
         printf("  %s  %s\n",
-               rv_escape(safe, sizeof(safe), job->outputs[i]->content_type, strlen(job->outputs[i]->content_type)), size);
+               rv_escape(safe, sizeof(safe), job->outputs[i]->content_type, strlen(job->outputs[i]->content_type)),
+               size);
     }
     print_error(job->error);
 }

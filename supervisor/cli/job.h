@@ -21,8 +21,8 @@ int rv_router_init(struct rv_router *router, const struct rv_args *args, struct 
 void rv_router_fini(struct rv_router *router);
 
 /*
- * Asks; while the supervisor lives and the router does not answer or is not ready, asks again, up to patience_us. timeout_us is
- * for one try. The answer's rpc_reply is a success that holds a body.
+ * Asks; while the supervisor lives and the router does not answer or is not ready, asks again, up to patience_us.
+ * timeout_us is for one try. The answer's rpc_reply is a success that holds a body.
  */
 int rv_router_ask(struct rv_router *router, Resvisor__V1__Request *request, uint64_t timeout_us, uint64_t patience_us,
                   struct rv_frame *ret_answer, struct rv_error *err);

@@ -21,8 +21,8 @@ enum { JOBS_TYPE, JOBS_ALL, JOBS_LIMIT };
 
 static void print_jobs_table(const Resvisor__V1__JobList *list)
 {
-    static const char *const titles[] = {"JOB", "TYPE", "STATE", "WORKER", ">STEPS", ">WAITED", ">RAN", ">READ", "ERROR",
-                                         NULL};
+    static const char *const titles[] = {"JOB",     "TYPE", "STATE", "WORKER", ">STEPS",
+                                         ">WAITED", ">RAN", ">READ", "ERROR",  NULL};
     struct rv_table table;
 
     rv_table_init(&table, titles);
@@ -126,8 +126,8 @@ const struct rv_command rv_command_jobs = {
 };
 
 /* `job` and `cancel`: one id, one job as the answer. */
-static int run_with_id(const struct rv_command *command, int argc, char **argv, Resvisor__V1__Request *request, char **id,
-                       uint64_t timeout_us)
+static int run_with_id(const struct rv_command *command, int argc, char **argv, Resvisor__V1__Request *request,
+                       char **id, uint64_t timeout_us)
 {
     struct rv_frame answer = RV_FRAME_INIT;
     const Resvisor__V1__Job *job;
@@ -192,7 +192,8 @@ const struct rv_command rv_command_cancel = {
     .name = "cancel",
     .arguments = "ID [--json]",
     .summary = "Cancel a job that waits or runs.",
-    .text = "A waiting job ends at once, a running one when its worker has stopped it. The job is shown as it stands then.",
+    .text =
+        "A waiting job ends at once, a running one when its worker has stopped it. The job is shown as it stands then.",
     .common = RV_COMMON_CONFIG | RV_COMMON_JSON,
     .min_arguments = 1,
     .max_arguments = 1,

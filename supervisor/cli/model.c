@@ -42,7 +42,8 @@ static void print_model(const Resvisor__V1__ModelStatus *m, bool json)
     printf("%s: %s%s", rv_escape(name, sizeof(name), m->name, strlen(m->name)),
            rv_escape(state, sizeof(state), m->state, strlen(m->state)), m->pinned ? ", pinned" : "");
     if (m->bytes)
-        printf(", %s, %" PRIu64 " tensors, generation %" PRIu64 ", loaded in %s", size, m->tensors, m->generation, time);
+        printf(", %s, %" PRIu64 " tensors, generation %" PRIu64 ", loaded in %s", size, m->tensors, m->generation,
+               time);
     (void)putchar('\n');
 }
 
@@ -80,7 +81,8 @@ static int run(const struct rv_command *command, Resvisor__V1__ModelAction actio
     rv_progress_init(&bar.progress, true, args.json);
     r = rv_cli_connect(&client, &args, RV_SOCKET_CONTROL, &err);
     if (r == 0)
-        r = rv_client_request(&client, &request, RV__FRAME__BODY_MODEL_STATUS, timeout_us, on_progress, &bar, &answer, &err);
+        r = rv_client_request(&client, &request, RV__FRAME__BODY_MODEL_STATUS, timeout_us, on_progress, &bar, &answer,
+                              &err);
     rv_progress_end(&bar.progress);
     if (r < 0)
         exit_code = rv_say_error(&err, args.json);
@@ -112,21 +114,21 @@ static int run_unpin(int argc, char **argv)
     return run(&rv_command_unpin, RESVISOR__V1__MODEL_ACTION__MODEL_UNPIN, argc, argv);
 }
 
-#define MODEL_COMMAND(word, what, more)                                                                                \
-    const struct rv_command rv_command_##word = {.name = #word,                                                        \
-                                                 .arguments = "MODEL [--timeout SECONDS] [--json]",                    \
-                                                 .summary = what,                                                      \
-                                                 .text = more,                                                         \
-                                                 .common = RV_COMMON_CONFIG | RV_COMMON_JSON,                          \
-                                                 .min_arguments = 1,                                                   \
-                                                 .max_arguments = 1,                                                   \
-                                                 .options = model_options,                                             \
+#define MODEL_COMMAND(word, what, more)                                                             \
+    const struct rv_command rv_command_##word = {.name = #word,                                     \
+                                                 .arguments = "MODEL [--timeout SECONDS] [--json]", \
+                                                 .summary = what,                                   \
+                                                 .text = more,                                      \
+                                                 .common = RV_COMMON_CONFIG | RV_COMMON_JSON,       \
+                                                 .min_arguments = 1,                                \
+                                                 .max_arguments = 1,                                \
+                                                 .options = model_options,                          \
                                                  .run = run_##word}
 
-MODEL_COMMAND(load, "Load a model into memory and wait until it is there.",
-              "MODEL is a configured name, or the path of a file inside a configured model folder. A model that is in memory\n"
-              "already and whose file is unchanged is left as it is.");
-MODEL_COMMAND(unload, "Take a model out of memory.",
-              "Refused while the model has leases or is pinned.");
+MODEL_COMMAND(
+    load, "Load a model into memory and wait until it is there.",
+    "MODEL is a configured name, or the path of a file inside a configured model folder. A model that is in memory\n"
+    "already and whose file is unchanged is left as it is.");
+MODEL_COMMAND(unload, "Take a model out of memory.", "Refused while the model has leases or is pinned.");
 MODEL_COMMAND(pin, "Keep a model in memory: it cannot be unloaded. Loads it if needed.", "");
 MODEL_COMMAND(unpin, "Let a pinned model go again.", "The model stays in memory until it is unloaded.");

@@ -162,7 +162,8 @@ static int run_logs(int argc, char **argv)
     request.log_request = &body;
     r = rv_cli_connect(&client, &args, RV_SOCKET_CONTROL, &err);
     if (r == 0)
-        r = rv_client_request(&client, &request, RV__FRAME__BODY_LOG_LINES, RV_CLIENT_TIMEOUT_US, NULL, NULL, &answer, &err);
+        r = rv_client_request(&client, &request, RV__FRAME__BODY_LOG_LINES, RV_CLIENT_TIMEOUT_US, NULL, NULL, &answer,
+                              &err);
     if (r == 0)
         r = follow(&client, &answer, &err);
     rv_frame_fini(&answer);
@@ -213,7 +214,8 @@ static int watch_keeper(struct rv_client *client, struct rv_error *err, int *ret
 
 static int still_there(struct rv_error *err, uint64_t timeout_us)
 {
-    (void)rv_error_set(err, ETIMEDOUT, CODE(DEADLINE), "resvisor is still stopping after %.1f s", (double)timeout_us / 1e6);
+    (void)rv_error_set(err, ETIMEDOUT, CODE(DEADLINE), "resvisor is still stopping after %.1f s",
+                       (double)timeout_us / 1e6);
     rv_error_remedy(err, "wait, or `resvisor stop` again to end it at once");
     return -ETIMEDOUT;
 }
@@ -239,7 +241,8 @@ static int wait_for_end(struct rv_client *client, int pidfd, uint64_t timeout_us
 
         if (spent >= timeout_us)
             return still_there(err, timeout_us);
-        r = poll(&pfd, 1, (int)((timeout_us - spent) / RV_MSEC > INT_MAX - 1 ? INT_MAX : (timeout_us - spent) / RV_MSEC + 1));
+        r = poll(&pfd, 1,
+                 (int)((timeout_us - spent) / RV_MSEC > INT_MAX - 1 ? INT_MAX : (timeout_us - spent) / RV_MSEC + 1));
         if (r < 0 && errno != EINTR)
             break;
     }

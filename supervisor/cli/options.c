@@ -44,8 +44,7 @@ static void say_json(const struct rv_error *err)
 {
     json_t *root = json_object();
 
-    (void)json_object_set_new(root, "error",
-                              rv_json_error(err->code, err->message, err->remedy));
+    (void)json_object_set_new(root, "error", rv_json_error(err->code, err->message, err->remedy));
     rv_json_print(root);
 }
 
@@ -73,7 +72,8 @@ int rv_args_wrong(const struct rv_args *args, const char *format, ...)
     va_start(ap, format);
     (void)vsnprintf(err.message, sizeof(err.message), format, ap);
     va_end(ap);
-    rv_error_remedy(&err, args->command ? "`resvisor help %s` shows how it is used" : "`resvisor help` shows the commands",
+    rv_error_remedy(&err,
+                    args->command ? "`resvisor help %s` shows how it is used" : "`resvisor help` shows the commands",
                     args->command ? args->command->name : "");
     return rv_say_error(&err, args->json);
 }
@@ -113,7 +113,8 @@ void rv_args_sources(const struct rv_args *args, struct rv_config_sources *ret_s
 
 static bool option_matches(const struct rv_option *option, const char *name, size_t length, char letter)
 {
-    return letter ? option->letter == letter : strlen(option->name) == length && strncmp(option->name, name, length) == 0;
+    return letter ? option->letter == letter
+                  : strlen(option->name) == length && strncmp(option->name, name, length) == 0;
 }
 
 /* By name or, if letter is not 0, by letter. NULL = none. */
@@ -305,9 +306,9 @@ static void print_option(const struct rv_option *option, FILE *out)
     const char *text = option->help;
     int column = HELP_COLUMN;
 
-    (void)snprintf(left, sizeof(left), "  %c%c%c --%s%s%s", option->letter ? '-' : ' ', option->letter ? option->letter : ' ',
-                   option->letter ? ',' : ' ', option->name, option->argument ? " " : "",
-                   option->argument ? option->argument : "");
+    (void)snprintf(left, sizeof(left), "  %c%c%c --%s%s%s", option->letter ? '-' : ' ',
+                   option->letter ? option->letter : ' ', option->letter ? ',' : ' ', option->name,
+                   option->argument ? " " : "", option->argument ? option->argument : "");
     fprintf(out, "%-*s", HELP_COLUMN, left);
     if (strlen(left) >= HELP_COLUMN)
         fprintf(out, "\n%*s", HELP_COLUMN, "");

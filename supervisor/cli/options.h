@@ -51,7 +51,7 @@ struct rv_command {
     const char *text;      /* paragraphs of `resvisor help COMMAND` */
     unsigned common;       /* enum rv_common */
     unsigned min_arguments, max_arguments;
-    const struct rv_option *options; /* NULL = none of its own */
+    const struct rv_option *options;   /* NULL = none of its own */
     int (*run)(int argc, char **argv); /* argv[0] is the command's name; returns the exit code */
     bool hidden;
 };
@@ -73,7 +73,7 @@ struct rv_args {
     unsigned count;
 
     const char *config_file;
-    char *sets[RV_ARGS_SETS_MAX + 1];              /* "key=value"; --runtime-dir and --log-level are among them */
+    char *sets[RV_ARGS_SETS_MAX + 1]; /* "key=value"; --runtime-dir and --log-level are among them */
     unsigned set_count;
     bool json;
 };

@@ -69,8 +69,8 @@ json_t *rv_model_json(const Resvisor__V1__ModelStatus *model)
         set_integer(root, "total_bytes", model->total_bytes);
     }
     if (model->error && model->error->code != RESVISOR__V1__ERROR_CODE__ERROR_OK)
-        (void)json_object_set_new(
-            root, "error", rv_json_error((int)model->error->code, model->error->message, model->error->remedy));
+        (void)json_object_set_new(root, "error",
+                                  rv_json_error((int)model->error->code, model->error->message, model->error->remedy));
     return root;
 }
 
@@ -96,9 +96,9 @@ const char *rv_color_of_state(const char *state, bool terminal)
     static const struct {
         const char *state, *color;
     } colors[] = {
-        {"READY", "\033[32m"},   {"RESIDENT", "\033[32m"}, {"DONE", "\033[32m"},    {"RUNNING", "\033[32m"},
-        {"STARTING", "\033[33m"}, {"LOADING", "\033[33m"},  {"BACKOFF", "\033[33m"}, {"DRAINING", "\033[33m"},
-        {"FAILED", "\033[31m"},
+        {"READY", "\033[32m"},   {"RESIDENT", "\033[32m"}, {"DONE", "\033[32m"},
+        {"RUNNING", "\033[32m"}, {"STARTING", "\033[33m"}, {"LOADING", "\033[33m"},
+        {"BACKOFF", "\033[33m"}, {"DRAINING", "\033[33m"}, {"FAILED", "\033[31m"},
     };
 
     for (unsigned i = 0; terminal && i < sizeof(colors) / sizeof(colors[0]); i++)
@@ -238,8 +238,9 @@ static void draw_bar(struct rv_progress *progress, const char *what, uint64_t do
     format_count(progress, done, done_text, sizeof(done_text));
     format_count(progress, total, total_text, sizeof(total_text));
     if (total)
-        fprintf(stderr, "\r%s [%s] %3u%% %s of %s, %.1f s %s\033[K", what, bar, (unsigned)((double)done * 100 / (double)total),
-                done_text, total_text, (double)(now - progress->start_us) / 1e6, text);
+        fprintf(stderr, "\r%s [%s] %3u%% %s of %s, %.1f s %s\033[K", what, bar,
+                (unsigned)((double)done * 100 / (double)total), done_text, total_text,
+                (double)(now - progress->start_us) / 1e6, text);
     else
         fprintf(stderr, "\r%s %.1f s %s\033[K", what, (double)(now - progress->start_us) / 1e6, text);
     (void)fflush(stderr);

@@ -1,6 +1,6 @@
 /*
- * What the commands print: tables, JSON, progress. Escape codes go to terminals only, and never with NO_COLOR set. Texts
- * from peers are escaped here.
+ * What the commands print: tables, JSON, progress. Escape codes go to terminals only, and never with NO_COLOR set.
+ * Texts from peers are escaped here.
  */
 #ifndef RV_CLI_OUTPUT_H
 #define RV_CLI_OUTPUT_H
@@ -55,7 +55,7 @@ bool rv_is_color_terminal(int fd);
 /* On a terminal one line that is drawn again; otherwise a line at each tenth at most. Goes to stderr. */
 struct rv_progress {
     bool terminal, quiet, drawn;
-    bool bytes;         /* done and total are bytes */
+    bool bytes; /* done and total are bytes */
     unsigned last_tenth;
     uint64_t start_us, last_us;
     char last_text[128]; /* plain lines: what was said last */

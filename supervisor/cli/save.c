@@ -261,7 +261,8 @@ int rv_save_outputs(struct rv_router *router, const Resvisor__V1__Job *job, int 
     if (out && *out == '\0')
         return rv_error_set(err, EINVAL, CODE(USAGE), "the name of the output file is empty");
     if (out && strcmp(out, "-") == 0 && end - first > 1)
-        return rv_error_set(err, EINVAL, CODE(USAGE), "the job has %zu outputs; choose one with --output", job->n_outputs);
+        return rv_error_set(err, EINVAL, CODE(USAGE), "the job has %zu outputs; choose one with --output",
+                            job->n_outputs);
     if (out && strcmp(out, "-") == 0)
         return fflush(stdout), fetch_to(router, job, first, STDOUT_FILENO, "standard output", err);
     r = prepare_folder(out ? out : ".", end - first > 1, &folder, err);

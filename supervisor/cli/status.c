@@ -163,20 +163,22 @@ static void print_head(const struct facts *facts)
     rv_format_duration(s->uptime_ms * RV_MSEC, uptime, sizeof(uptime));
     rv_format_size(s->pool_bytes, bytes, sizeof(bytes));
     rv_format_size(s->pool_budget, budget, sizeof(budget));
-    printf("resvisor %s   supervisor %d, up %s   keeper %d   router %d %s\n", escaped(version, sizeof(version), s->version),
-           s->supervisor_pid, uptime, s->keeper_pid, s->router_pid, escaped(state, sizeof(state), s->router_state));
+    printf("resvisor %s   supervisor %d, up %s   keeper %d   router %d %s\n",
+           escaped(version, sizeof(version), s->version), s->supervisor_pid, uptime, s->keeper_pid, s->router_pid,
+           escaped(state, sizeof(state), s->router_state));
     printf("pool %s", bytes);
     if (s->pool_budget)
         printf(" of %s (%.0f%%)", budget, (double)s->pool_bytes * 100 / (double)s->pool_budget);
-    printf("   clients %" PRIu32 "   leases %" PRIu32 "   bad frames %" PRIu64 "\n", s->clients, s->leases, s->bad_frames);
+    printf("   clients %" PRIu32 "   leases %" PRIu32 "   bad frames %" PRIu64 "\n", s->clients, s->leases,
+           s->bad_frames);
     if (!facts->queues)
         printf("the router does not answer (%s): queue lengths are not known\n",
                escaped(reason, sizeof(reason), facts->router_error.message));
 }
 
 /* The columns of the type: in the row of its first worker only. */
-static void add_type(struct rv_table *table, const Resvisor__V1__TypeStatus *type, const Resvisor__V1__TypeStatus *queue,
-                     bool first)
+static void add_type(struct rv_table *table, const Resvisor__V1__TypeStatus *type,
+                     const Resvisor__V1__TypeStatus *queue, bool first)
 {
     if (!first) {
         for (unsigned i = 0; i < 4; i++)
@@ -208,7 +210,7 @@ static void add_worker(struct rv_table *table, const Resvisor__V1__WorkerStatus 
 
 static void print_types(const struct facts *facts)
 {
-    static const char *const titles[] = {"TYPE", "STATE",   ">QUEUED", ">RUNNING", "WORKER",    ">PID",
+    static const char *const titles[] = {"TYPE",  "STATE",   ">QUEUED", ">RUNNING", "WORKER",    ">PID",
                                          "STATE", ">UPTIME", ">STARTS", "JOB",      "LAST EXIT", NULL};
     struct rv_table table;
 
@@ -226,7 +228,7 @@ static void print_types(const struct facts *facts)
 
 static void print_models(const Resvisor__V1__Status *status)
 {
-    static const char *const titles[] = {"MODEL", "STATE", ">SIZE", ">TENSORS", ">LEASES", "PIN",
+    static const char *const titles[] = {"MODEL",  "STATE",      ">SIZE", ">TENSORS",    ">LEASES", "PIN",
                                          ">LOADS", ">LOAD TIME", ">READ", ">GENERATION", NULL};
     struct rv_table table;
     char size[32], load[32], bytes[32], safe[SAFE_MAX], name[SAFE_MAX];

@@ -70,8 +70,8 @@ static int make_uuid(char *buffer, struct rv_error *err)
         return rv_error_set(err, EIO, CODE(INTERNAL), "no random bytes for a job id: %s", strerror(errno));
     b[6] = (uint8_t)((b[6] & 0x0f) | 0x40); /* version 4, RFC 9562 */
     b[8] = (uint8_t)((b[8] & 0x3f) | 0x80);
-    (void)snprintf(buffer, UUID_TEXT, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1],
-                   b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+    (void)snprintf(buffer, UUID_TEXT, "%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0],
+                   b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
     return 0;
 }
 
@@ -86,7 +86,8 @@ static bool add_param(struct order *order, const char *text)
     if (!equals || equals == text || equals - text > (ptrdiff_t)RV_NAME_MAX)
         return (void)rv_args_wrong(&order->args, "--param takes KEY=VALUE with a key of 1 to 64 bytes"), false;
     if (strlen(equals + 1) > RV_PARAM_VALUE_MAX)
-        return (void)rv_args_wrong(&order->args, "a parameter's value is longer than %u bytes", RV_PARAM_VALUE_MAX), false;
+        return (void)rv_args_wrong(&order->args, "a parameter's value is longer than %u bytes", RV_PARAM_VALUE_MAX),
+               false;
     copy = strdup(text);
     if (!copy)
         return (void)rv_args_wrong(&order->args, "no memory"), false;
@@ -259,8 +260,8 @@ static int wait_for_end(struct order *order, struct rv_router *router, struct rv
             break;
         } else if (interrupted) {
             r = rv_error_set(err, EINTR, CODE(CANCELLED), "interrupted; job %s goes on", job->job_id);
-            rv_error_remedy(err, "`resvisor cancel %s` ends it, `resvisor fetch %s` gets its outputs later", job->job_id,
-                            job->job_id);
+            rv_error_remedy(err, "`resvisor cancel %s` ends it, `resvisor fetch %s` gets its outputs later",
+                            job->job_id, job->job_id);
         } else if (rv_now_us() - start >= order->timeout_us) {
             r = rv_error_set(err, ETIMEDOUT, CODE(DEADLINE), "job %s is still %s; it goes on", job->job_id,
                              rv_job_state_name(job->state));
@@ -341,7 +342,8 @@ const struct rv_command rv_command_submit = {
     .name = "submit",
     .arguments = "TYPE [--param KEY=VALUE]... [--out FILE] [--wait] [OPTION]...",
     .summary = "Queue a job; with --wait or --out wait for its end.",
-    .text = "The same id with the same content again is the same job: it is shown, and nothing runs twice. Ctrl-C ends the\n"
+    .text = "The same id with the same content again is the same job: it is shown, and nothing runs twice. Ctrl-C ends "
+            "the\n"
             "wait, not the job. A job that failed gives the exit code of its error, most often 5. An existing file is\n"
             "replaced, as cp does; several outputs go to a folder, which is made if needed.",
     .common = RV_COMMON_CONFIG | RV_COMMON_JSON,

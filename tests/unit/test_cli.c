@@ -1,10 +1,10 @@
 /* The command line's own parts: reading arguments, and a connection to a peer that does not behave. */
+#include <errno.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -80,9 +80,10 @@ static void test_arguments_are_read_in_every_form(void **state)
 
 static void test_wrong_arguments_are_refused(void **state)
 {
-    static const char *const lines[] = {"test",           "test a b c",     "test a -x",        "test a --valu 1",
-                                        "test a --value", "test a -v",      "test a --flag=1",  "test a -fx",
-                                        "test a --set",   "test a --log-level=x", "test a -f=1"};
+    static const char *const lines[] = {
+        "test",       "test a b c",      "test a -x",  "test a --valu 1", "test a --value",
+        "test a -v",  "test a --flag=1", "test a -fx", "test a --set",    "test a --log-level=x",
+        "test a -f=1"};
     char seen[128], line[64];
     struct rv_args args;
 

@@ -120,19 +120,20 @@ static void test_a_full_file_is_read(void **state)
     const struct rv_config_type *t;
 
     (void)state;
-    (void)snprintf(text, sizeof(text),
-                   "runtime_dir: /tmp/rv-x\n"
-                   "log_level: debug\n"
-                   "clients: {max: 7, max_leases: 9}\n"
-                   "rpc: {enabled: yes, result_bytes: 2MiB, result_count: 3, result_age: 90s, jobs: 100}\n"
-                   "pool:\n  budget: 1.5GiB\n  huge_pages: auto\n  load_timeout: 2m\n  load_retry: 0\n  max_loads: 4\n"
-                   "  direct: never\n"
-                   "model_folders: [models]\n"
-                   "models:\n  a: a.safetensors\n  b.c: {path: later.safetensors, pin: on, preload: true, format: blob}\n"
-                   "types:\n"
-                   "  image:\n    executor: %s/executor.so\n    models: [b.c, a]\n    workers: 2\n    queue: 5\n"
-                   "    env: {HOME: /x, A_1: \"\"}\n    job_timeout: 1h\n    mapping: shared\n",
-                   folder);
+    (void)snprintf(
+        text, sizeof(text),
+        "runtime_dir: /tmp/rv-x\n"
+        "log_level: debug\n"
+        "clients: {max: 7, max_leases: 9}\n"
+        "rpc: {enabled: yes, result_bytes: 2MiB, result_count: 3, result_age: 90s, jobs: 100}\n"
+        "pool:\n  budget: 1.5GiB\n  huge_pages: auto\n  load_timeout: 2m\n  load_retry: 0\n  max_loads: 4\n"
+        "  direct: never\n"
+        "model_folders: [models]\n"
+        "models:\n  a: a.safetensors\n  b.c: {path: later.safetensors, pin: on, preload: true, format: blob}\n"
+        "types:\n"
+        "  image:\n    executor: %s/executor.so\n    models: [b.c, a]\n    workers: 2\n    queue: 5\n"
+        "    env: {HOME: /x, A_1: \"\"}\n    job_timeout: 1h\n    mapping: shared\n",
+        folder);
     c = load_good(text, NULL);
     t = &c->types[0];
     assert_string_equal(c->runtime_dir, "/tmp/rv-x");
@@ -201,8 +202,10 @@ static void test_precedence_is_flag_environment_file_default(void **state)
 static void test_flags_reach_types_models_and_lists(void **state)
 {
     char executor[128];
-    const char *sets[] = {"types.my.type.queue=5", executor, "types.my.type.env.HOME=/y", "types.my.type.env.B=2",
-                          "model_folders=models", "models.a.path=a.safetensors", "types.my.type.models=a", NULL};
+    const char *sets[] = {"types.my.type.queue=5",     executor,
+                          "types.my.type.env.HOME=/y", "types.my.type.env.B=2",
+                          "model_folders=models",      "models.a.path=a.safetensors",
+                          "types.my.type.models=a",    NULL};
     struct rv_config *c;
 
     (void)state;
@@ -331,7 +334,8 @@ static void test_what_refers_to_something_is_checked(void **state)
     refused("clients: {group: no-such-group-9}\n", "clients.group: there is no group \"no-such-group-9\"");
     refused("model_folders: [nowhere]\n", "No such file or directory; allowed: folders that exist");
     refused("model_folders: [c.yaml]\n", "is not a folder");
-    refused("model_folders: [models]\nmodels: {a: /etc/passwd}\n", "models.a.path: /etc/passwd lies outside model_folders");
+    refused("model_folders: [models]\nmodels: {a: /etc/passwd}\n",
+            "models.a.path: /etc/passwd lies outside model_folders");
     refused("model_folders: [models]\nmodels: {a: ../x}\n", "lies outside model_folders");
     refused("models: {a: x}\n", "there are no model_folders");
     refused("model_folders: [models]\nmodels: {a: {pin: true}}\n", "models.a.path: is missing");
@@ -341,7 +345,8 @@ static void test_what_refers_to_something_is_checked(void **state)
     refused("types: {a: {executor: /tmp}}\n", "/tmp is not a readable file");
     (void)snprintf(text, sizeof(text),
                    "model_folders: [models]\nmodels: {first: a.safetensors}\n"
-                   "types:\n  a:\n    executor: %s/executor.so\n    models: [frist]\n", folder);
+                   "types:\n  a:\n    executor: %s/executor.so\n    models: [frist]\n",
+                   folder);
     refused(text, "c.yaml:6: types.a.models: there is no model \"frist\", did you mean \"first\"?");
     (void)snprintf(text, sizeof(text), "types: {a: {executor: %s/executor.so, ping_interval: 30s, ping_timeout: 1s}}\n",
                    folder);
@@ -400,7 +405,8 @@ static void test_limits_of_lists_and_names(void **state)
 
     (void)state;
     for (unsigned i = 0; i < 33; i++)
-        (void)snprintf(text + strlen(text), sizeof(text) - strlen(text), "  t%u: {executor: %s/executor.so}\n", i, folder);
+        (void)snprintf(text + strlen(text), sizeof(text) - strlen(text), "  t%u: {executor: %s/executor.so}\n", i,
+                       folder);
     refused(text, "types: too many; at most 32 are allowed");
     (void)snprintf(text, sizeof(text), "types: {a: {models: [");
     for (unsigned i = 0; i < 17; i++)
