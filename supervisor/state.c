@@ -196,8 +196,7 @@ void rv_generation_destroy(struct rv_generation *generation)
     free(generation);
 }
 
-void rv_ledger_mark(struct rv_ledger *ledger, const char *job_id, const char *type, const uint8_t digest[16],
-                    uint32_t attempts, bool ended)
+void rv_ledger_mark(struct rv_ledger *ledger, const struct rv_ledger_entry *mark)
 {
     struct rv_ledger_entry *entry = NULL;
 
@@ -205,7 +204,7 @@ void rv_ledger_mark(struct rv_ledger *ledger, const char *job_id, const char *ty
     for (uint32_t i = 0; i < ledger->used && !entry; i++) {
         struct rv_ledger_entry *e = &ledger->entries[(ledger->next + RV_JOB_LEDGER_MAX - 1 - i) % RV_JOB_LEDGER_MAX];
 
-        if (strcmp(e->job_id, job_id) == 0)
+        if (strcmp(e->job_id, mark->job_id) == 0)
             entry = e;
     }
     if (!entry) {
@@ -214,11 +213,7 @@ void rv_ledger_mark(struct rv_ledger *ledger, const char *job_id, const char *ty
         if (ledger->used < RV_JOB_LEDGER_MAX)
             ledger->used++;
     }
-    (void)snprintf(entry->job_id, sizeof(entry->job_id), "%s", job_id);
-    (void)snprintf(entry->type, sizeof(entry->type), "%s", type);
-    memcpy(entry->digest, digest, sizeof(entry->digest));
-    entry->attempts = (uint16_t)attempts;
-    entry->ended = ended;
+    *entry = *mark;
 }
 
 uint32_t rv_deaths_add(struct rv_deaths *deaths, uint64_t now_us, uint64_t window_us)

@@ -127,6 +127,7 @@ struct rv_ledger_entry {
     uint8_t digest[16];
     uint16_t attempts;
     bool ended;
+    uint8_t outcome; /* if ended: error code, 0 = done */
 };
 
 struct rv_ledger {
@@ -180,8 +181,7 @@ uint64_t rv_state_pool_bytes(const struct rv_state *state);
 void rv_generation_destroy(struct rv_generation *generation);
 
 /* Remembers what the router marked: adds or changes the entry of that id. The oldest is forgotten when full. */
-void rv_ledger_mark(struct rv_ledger *ledger, const char *job_id, const char *type, const uint8_t digest[16],
-                    uint32_t attempts, bool ended);
+void rv_ledger_mark(struct rv_ledger *ledger, const struct rv_ledger_entry *mark);
 
 /* Adds a death and says how many lie within the window. */
 uint32_t rv_deaths_add(struct rv_deaths *deaths, uint64_t now_us, uint64_t window_us);

@@ -245,6 +245,7 @@ static void setup_jobs(struct rv_supervisor *s, struct setup *setup)
         j->type = e->type;
         j->ended = e->ended;
         j->attempts = e->attempts;
+        j->outcome = (Resvisor__V1__ErrorCode)e->outcome;
         j->content_digest.data = e->digest;
         j->content_digest.len = sizeof(e->digest);
         setup->job_pointers[i] = j;

@@ -157,13 +157,19 @@ static void handle_router_ready(struct rv_session *session, struct rv_frame *fra
 static void handle_job_mark(struct rv_session *session, struct rv_frame *frame)
 {
     const Rv__JobMark *mark = frame->message->job_mark;
+    struct rv_ledger_entry entry = {0};
 
     if (!mark->job || mark->job->content_digest.len != 16 || strlen(mark->job->job_id) > RV_NAME_MAX) {
         rv_peer_drop(session->peer, "it marked a job without id or digest");
         return;
     }
-    rv_ledger_mark(&session->supervisor->state.ledger, mark->job->job_id, mark->job->type,
-                   mark->job->content_digest.data, mark->job->attempts, mark->job->ended);
+    (void)snprintf(entry.job_id, sizeof(entry.job_id), "%s", mark->job->job_id);
+    (void)snprintf(entry.type, sizeof(entry.type), "%s", mark->job->type);
+    memcpy(entry.digest, mark->job->content_digest.data, sizeof(entry.digest));
+    entry.attempts = (uint16_t)mark->job->attempts;
+    entry.ended = mark->job->ended;
+    entry.outcome = (uint8_t)mark->job->outcome;
+    rv_ledger_mark(&session->supervisor->state.ledger, &entry);
     rv_worker_mark_job(session->supervisor, mark->worker, mark->job->job_id, mark->job->ended);
 }
 

@@ -216,6 +216,7 @@ void rv_jobs_mark(struct rv_router *router, struct rv_job_record *job, bool ende
     if (job->has_digest)
         marked.content_digest = (ProtobufCBinaryData){RV_DIGEST_SIZE, job->digest};
     marked.attempts = job->attempts;
+    marked.outcome = (Resvisor__V1__ErrorCode)job->error_code;
     mark.job = &marked;
     mark.worker = job->worker_name;
     frame.body_case = RV__FRAME__BODY_JOB_MARK;

@@ -25,11 +25,33 @@ static int add_job(struct rv_router *router, const Rv__MarkedJob *marked)
     job->state = RESVISOR__V1__JOB_STATE__JOB_RUNNING;
     job->pending = true;
     job->marked_ended = marked->ended;
+    job->marked_outcome = (int)marked->outcome;
     job->attempts = marked->attempts ? marked->attempts : 1;
     job->has_digest = marked->content_digest.len == RV_DIGEST_SIZE;
     if (job->has_digest)
         memcpy(job->digest, marked->content_digest.data, RV_DIGEST_SIZE);
     return 0;
+}
+
+/* How a job ended that no worker knows any more. */
+static void recall(struct rv_router *router, struct rv_job_record *job)
+{
+    struct rv_error err = {0};
+
+    job->recalled = true;
+    if (!job->marked_ended) {
+        (void)rv_error_set(&err, EIO, RV_CODE(JOB_LOST),
+                           "the job was given to a worker, and its outcome was lost when the router was restarted; it is "
+                           "not run again");
+    } else if (job->marked_outcome) {
+        (void)rv_error_set(&err, EIO, job->marked_outcome,
+                           "the job ended so (%s); the details were lost when the router was restarted",
+                           rv_error_row(job->marked_outcome)->name);
+    } else {
+        (void)snprintf(job->progress_text, sizeof(job->progress_text),
+                       "done; its result was lost when the router was restarted");
+    }
+    rv_jobs_end(router, job, err.code ? &err : NULL);
 }
 
 /* Everybody has spoken: what is still open is lost. */
@@ -41,18 +63,11 @@ static void settle(struct rv_router *router)
     router->settling = false;
     (void)event_del(router->settle_timer);
     for (job = TAILQ_FIRST(&router->all); job; job = next) {
-        struct rv_error err = {0};
-
         next = TAILQ_NEXT(job, all_link);
         if (!job->pending)
             continue;
-        (void)rv_error_set(&err, EIO, RV_CODE(JOB_LOST),
-                           job->marked_ended
-                               ? "the job had ended, and its result was lost when the router was restarted"
-                               : "the job was given to a worker, and its outcome was lost when the "
-                                 "router was restarted; it is not run again");
         lost += !job->marked_ended;
-        rv_jobs_end(router, job, &err);
+        recall(router, job);
     }
     if (lost)
         rv_log_warning("%u jobs of an earlier router are lost: no worker knows them", lost);
@@ -112,11 +127,13 @@ void rv_ledger_heard(struct rv_router *router, const char *worker)
         settle(router);
 }
 
-/* A job given up as lost, of which nobody was told yet, can still turn out to be there. */
+/* A job known from the ledger only, of which nobody was told yet, can still turn out to be there. */
 static bool take_back(struct rv_router *router, struct rv_job_record *job)
 {
-    if (job->error_code != RV_CODE(JOB_LOST) || job->told || job->worker)
+    if (!job->recalled || job->told || job->worker)
         return false;
+    job->recalled = false;
+    job->progress_text[0] = '\0';
     TAILQ_REMOVE(&router->ended, job, ended_link);
     job->state = RESVISOR__V1__JOB_STATE__JOB_RUNNING;
     job->error_code = 0;

@@ -74,6 +74,8 @@ struct rv_job_record {
     Resvisor__V1__JobState state;
     bool pending;      /* of the ledger; no worker has said what became of it */
     bool marked_ended; /* the supervisor's ledger knows that it ended */
+    int marked_outcome;    /* with that: its error code, 0 = done */
+    bool recalled;         /* its end is known from the ledger only */
     bool retry;        /* may run once more if its worker dies */
     bool cancelled;    /* a client asked for its end */
     bool overdue;      /* it ran longer than job_timeout */

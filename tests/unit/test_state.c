@@ -44,18 +44,18 @@ static void only_deaths_within_the_window_count(void **unused)
 static void the_ledger_remembers_the_last_jobs_and_forgets_the_oldest(void **unused)
 {
     struct rv_state state;
-    uint8_t digest[16] = {1};
-    char id[32];
+    struct rv_ledger_entry mark = {.job_id = "a", .type = "image", .digest = {1}, .attempts = 1};
 
     (void)unused;
     assert_int_equal(rv_state_init(&state), 0);
-    rv_ledger_mark(&state.ledger, "a", "image", digest, 1, false);
-    rv_ledger_mark(&state.ledger, "a", "image", digest, 1, true);
+    rv_ledger_mark(&state.ledger, &mark);
+    mark.ended = true;
+    rv_ledger_mark(&state.ledger, &mark);
     assert_int_equal(state.ledger.used, 1);
     assert_true(state.ledger.entries[0].ended);
     for (unsigned i = 0; i < RV_JOB_LEDGER_MAX; i++) {
-        (void)snprintf(id, sizeof(id), "job-%u", i);
-        rv_ledger_mark(&state.ledger, id, "video", digest, 1, false);
+        (void)snprintf(mark.job_id, sizeof(mark.job_id), "job-%u", i);
+        rv_ledger_mark(&state.ledger, &mark);
     }
     assert_int_equal(state.ledger.used, RV_JOB_LEDGER_MAX);
     for (unsigned i = 0; i < state.ledger.used; i++)
