@@ -147,6 +147,18 @@ def test_rpc_has_every_message_and_field_and_no_other():
     assert documented == real
 
 
+def test_operations_has_every_key_of_the_status(faulty):
+    status = faulty.cli_json("status")
+    text = (ROOT / "docs" / "operations.md").read_text().split("\n## Watching it\n", 1)[1].split("\n## ", 1)[0]
+    rows = {name: set(CODE.findall(keys)) for name, keys in re.findall(r"^\| `?([\w()\[\]]+)`? \| (.*) \|$", text, re.MULTILINE)}
+    assert rows["(top)"] == set(status)
+    for name in ("supervisor", "router", "pool"):
+        assert rows[name] == set(status[name])
+    assert rows["types[]"] == set(status["types"][0])
+    assert rows["workers[]"] == set(status["types"][0]["workers"][0])
+    assert rows["models[]"] == set(status["models"][0])
+
+
 @pytest.mark.parametrize("enum", ["JobState", "ModelAction"])
 def test_rpc_names_every_value(enum):
     text = (ROOT / "docs" / "rpc.md").read_text()

@@ -39,7 +39,8 @@ static void show_tensors(const struct rv_lease *lease)
     }
 }
 
-/* Under the private mapping a write copies one page for this process. The pool, and everybody else, sees nothing of it. */
+/* Under the private mapping a write copies one page for this process. The pool, and everybody else, sees nothing of it.
+ */
 static void write_something(const struct rv_lease *lease)
 {
     struct rv_tensor tensor;

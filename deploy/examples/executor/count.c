@@ -3,7 +3,8 @@
  *
  *   cc -std=c17 -shared -fPIC count.c -o count.so $(pkg-config --cflags --libs resvisor)
  *
- * Parameter: `from`, `to`: only tensors of these numbers (the first is 0). Output: count.txt. docs/executors.md explains it.
+ * Parameter: `from`, `to`: only tensors of these numbers (the first is 0). Output: count.txt. docs/executors.md
+ * explains it.
  */
 #include <errno.h>
 #include <inttypes.h>
