@@ -69,9 +69,8 @@ static const struct rv_key keys[] = {
      "Whether files are read past the page cache: `auto` does so when the file is not cached."},
 
     {"model_folders", RV_KEY_PATHS, TOP_LIST(folders, folder_count), 0, RV_FOLDERS_MAX, false, NULL, "",
-     "Folders that models may lie in. A file elsewhere is never opened. A relative one is relative to the "
-     "configuration "
-     "file."},
+     "Folders that models lie in. A path that a client gives must lie in one of them, also behind links; a configured "
+     "model may be a link that leads out. A relative one is relative to the configuration file."},
 
     {"models.*.path", RV_KEY_STRING, MODEL(path), TEXT, "",
      "The model's file. A relative one is looked up in model_folders, in their order. Required. Short form: "

@@ -67,6 +67,7 @@ static void on_exit_router(struct rv_supervisor *s, struct rv_child *child, cons
 {
     struct rv_router *r = (struct rv_router *)child;
     uint64_t now = rv_now_us(), delay;
+    char next[32] = "at once";
 
     (void)event_del(r->timer);
     r->set_up = false;
@@ -80,8 +81,9 @@ static void on_exit_router(struct rv_supervisor *s, struct rv_child *child, cons
     (void)rv_deaths_add(&r->deaths, now, STABLE_US);
     s->state.counters.router_deaths++;
     delay = rv_backoff_us(r->deaths.consecutive, BACKOFF_MAX_US, rv_random32());
-    rv_log_warning("the router %s; restarts %s%.1f s; running jobs go on", report->text, delay ? "in " : "at once, in ",
-                   (double)delay / (double)RV_SEC);
+    if (delay)
+        (void)snprintf(next, sizeof(next), "in %.1f s", (double)delay / (double)RV_SEC);
+    rv_log_warning("the router %s; restarts %s; running jobs go on", report->text, next);
     r->state = ROUTER_BACKOFF;
     if (delay)
         arm(r, delay);

@@ -243,9 +243,11 @@ static int finish(const siginfo_t *info)
 
     others = end_all() - 1; /* the supervisor was among them */
     if (!exited)
-        rv_log_error("the supervisor (pid %d) was killed by signal %d (%s); %u other processes were ended; all weights "
-                     "are released",
-                     (int)keeper.supervisor, info->si_status, strsignal(info->si_status), others);
+        rv_log_error("the supervisor (pid %d) was killed by signal %d (SIG%s); %u other process%s ended; all weights are "
+                     "released",
+                     (int)keeper.supervisor, info->si_status,
+                     sigabbrev_np(info->si_status) ? sigabbrev_np(info->si_status) : "?", others,
+                     others == 1 ? " was" : "es were");
     else if (info->si_status != 0)
         rv_log_error("the supervisor (pid %d) ended with code %d", (int)keeper.supervisor, info->si_status);
     if (waitpid(-1, NULL, WNOHANG) == 0)

@@ -255,6 +255,8 @@ void rv_jobs_end(struct rv_router *router, struct rv_job_record *job, const stru
     free_timer(job);
     free_submit(router, job);
     set_error(job, err);
+    if (code == 0) /* the last report may have been thinned out */
+        job->progress_done = job->progress_total;
     job->state = code == 0                    ? RESVISOR__V1__JOB_STATE__JOB_DONE
                  : code == RV_CODE(CANCELLED) ? RESVISOR__V1__JOB_STATE__JOB_CANCELLED
                                               : RESVISOR__V1__JOB_STATE__JOB_FAILED;

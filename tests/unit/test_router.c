@@ -30,7 +30,7 @@ static void a_job_runs_and_its_result_is_fetched_in_pieces(void **state)
     reply = wait_for(s.client, "a");
     assert_int_equal(reply->job->state, STATE(DONE));
     assert_null(reply->job->error);
-    assert_int_equal(reply->job->progress_done, 3);
+    assert_int_equal(reply->job->progress_done, 10); /* done is done, whatever was reported last */
     assert_int_equal(reply->job->n_outputs, 1);
     assert_int_equal(reply->job->outputs[0]->size, total);
     assert_int_equal(reply->job->run_us, 1234);
