@@ -164,6 +164,36 @@ static int memfd_backend_check(int fd, const struct rv_arena *arena, struct rv_e
     return 0;
 }
 
+/*
+ * Like mmap of `size` bytes from the start of fd, at a multiple of 2 MiB: where the kernel keeps the arena in blocks of
+ * that size, one fault then maps a whole block. The kernel by itself aligns only mappings of reserved huge pages.
+ */
+static void *map_aligned(uint64_t size, int protection, int flags, int fd)
+{
+    uint8_t *room, *start, *p;
+    uint64_t head;
+
+    if (size < HUGE_PAGE || size > SIZE_MAX - HUGE_PAGE)
+        return mmap(NULL, size, protection, flags, fd, 0);
+    room = mmap(NULL, size + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        return mmap(NULL, size, protection, flags, fd, 0);
+    head = (HUGE_PAGE - (uintptr_t)room % HUGE_PAGE) % HUGE_PAGE;
+    start = room + head;
+    p = mmap(start, size, protection, flags | MAP_FIXED, fd, 0);
+    if (p == MAP_FAILED) {
+        int number = errno;
+
+        (void)munmap(room, size + HUGE_PAGE);
+        errno = number;
+        return MAP_FAILED;
+    }
+    if (head)
+        (void)munmap(room, head);
+    (void)munmap(start + size, HUGE_PAGE - head); /* size is whole pages, and so is this */
+    return p;
+}
+
 static int memfd_backend_map(int fd, const struct rv_arena *arena, enum rv_map_mode mode, void **ret_address,
                              struct rv_error *err)
 {
@@ -179,9 +209,9 @@ static int memfd_backend_map(int fd, const struct rv_arena *arena, enum rv_map_m
         return 0;
     }
     if (mode == RV_MAP_PRIVATE) /* never MAP_POPULATE: it would copy every page */
-        p = mmap(NULL, arena->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd, 0);
+        p = map_aligned(arena->size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, fd);
     else
-        p = mmap(NULL, arena->size, PROT_READ, MAP_SHARED, fd, 0);
+        p = map_aligned(arena->size, PROT_READ, MAP_SHARED, fd);
     if (p == MAP_FAILED)
         return rv_error_set(err, errno, ERROR(NO_MEMORY), "cannot map an arena of %llu bytes: %s",
                             (unsigned long long)arena->size, strerror(errno));

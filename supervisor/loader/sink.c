@@ -7,12 +7,24 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "rpc.pb-c.h"
+
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25 /* Linux 6.1; the C library of Debian 12 does not name it */
+#endif
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
 #define WRITE_PAGE 4096u
 #define AHEAD (16u * 1024 * 1024) /* bytes allocated at once in front of a mapping's writer */
+
+#define BLOCK (2u * 1024 * 1024)
+#define GATHER (16u * 1024 * 1024) /* bytes per call: each call first waits for all processors' page lists */
+/* CPU time per call; 2 to 3 ms are usual. More: a virtual machine whose host has to find the memory first (free page
+ * reporting takes whole free blocks back, 30 ms), or memory so fragmented that the kernel has to move pages. */
+#define GATHER_SLOW_US (10 * RV_MSEC)
+#define GATHER_MISSES_MAX 3
 
 static int write_failed(int number, uint64_t offset, struct rv_error *err)
 {
@@ -22,7 +34,11 @@ static int write_failed(int number, uint64_t offset, struct rv_error *err)
 
 int rv_sink_init(struct rv_sink *sink, int fd, const struct rv_arena *arena, struct rv_error *err)
 {
+    const char *wish = getenv("RESVISOR_LOADER_GATHER");
+
     *sink = (struct rv_sink){.fd = fd, .arena = *arena};
+    if (wish && strcmp(wish, "never") == 0)
+        sink->gather_misses = GATHER_MISSES_MAX;
     if (arena->page_size == WRITE_PAGE) {
         sink->stage = aligned_alloc(WRITE_PAGE, RV_SINK_STAGE);
         return sink->stage ? 0 : rv_error_set(err, ENOMEM, ERROR(NO_MEMORY), "no memory for the loader's buffers");
@@ -38,9 +54,45 @@ int rv_sink_init(struct rv_sink *sink, int fd, const struct rv_arena *arena, str
     return 0;
 }
 
-static int write_all(const struct rv_sink *sink, uint64_t offset, const uint8_t *data, uint64_t length,
-                     struct rv_error *err)
+/* Makes blocks out of [start, end), which nothing was written to yet. False = the kernel could not. */
+static bool gather(const struct rv_sink *sink, uint64_t start, uint64_t end)
 {
+    uint64_t length = end - start;
+    uint8_t *room, *aligned;
+    bool done;
+
+    /* A range without any page is not gathered: give each block its first one. */
+    for (uint64_t at = start; at < end; at += BLOCK)
+        if (pwrite(sink->fd, "", 1, (off_t)at) != 1)
+            return false; /* if memory is full, the real write says so */
+    room = mmap(NULL, length + BLOCK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        return false;
+    aligned = room + (BLOCK - (uintptr_t)room % BLOCK) % BLOCK;
+    done = mmap(aligned, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, sink->fd, (off_t)start) != MAP_FAILED &&
+           madvise(aligned, length, MADV_COLLAPSE) == 0;
+    (void)munmap(room, length + BLOCK);
+    return done;
+}
+
+/* Before a write that ends at `end`: only whole blocks inside the arena, and each is asked for once. */
+static void gather_to(struct rv_sink *sink, uint64_t end)
+{
+    uint64_t whole = sink->arena.size / BLOCK * BLOCK;
+
+    while (sink->gathered < end && sink->gathered < whole && sink->gather_misses < GATHER_MISSES_MAX) {
+        uint64_t next = whole - sink->gathered < GATHER ? whole : sink->gathered + GATHER;
+        uint64_t before = rv_clock_read(CLOCK_THREAD_CPUTIME_ID);
+
+        if (!gather(sink, sink->gathered, next) || rv_clock_read(CLOCK_THREAD_CPUTIME_ID) - before > GATHER_SLOW_US)
+            sink->gather_misses++;
+        sink->gathered = next;
+    }
+}
+
+static int write_all(struct rv_sink *sink, uint64_t offset, const uint8_t *data, uint64_t length, struct rv_error *err)
+{
+    gather_to(sink, offset + length);
     while (length > 0) {
         ssize_t n = pwrite(sink->fd, data, length, (off_t)offset);
 
