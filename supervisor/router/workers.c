@@ -189,7 +189,7 @@ static void on_held(int socket, short what, void *context)
         return;
     }
     TAILQ_FOREACH(worker, &router->workers, link)
-    if (worker->held)
+    if (worker->held && worker->peer) /* without a channel it waits for WorkerGone, which puts the job back */
         send_start(worker);
 }
 
@@ -486,7 +486,7 @@ static void bury(struct rv_worker_entry *worker, const char *cause, const char *
     if (worker->peer)
         read_what_is_left(worker);
     job = worker->job;
-    if (job && worker->held) { /* it never heard of the job */
+    if (job && worker->held && !job->cancelled && !job->overdue) { /* it never heard of the job */
         job->attempts--;
         put_back(worker);
     } else if (job && job->retry && job->submit && job->attempts < ATTEMPTS_MAX && !job->cancelled && !job->overdue) {

@@ -478,24 +478,18 @@ static void a_job_refused_by_a_leaving_worker_goes_to_another(void **state)
     stage_end(&s);
 }
 
-/* A supervisor that is slow to read: no worker may have a job that the ledger does not know. */
-static void a_job_is_not_started_before_its_mark_has_left_the_router(void **state)
+/* Submits and ends jobs until the marks fill the socket of a supervisor that does not read: the start of job `id` is
+ * held back. */
+static void hold_back(struct stage *s, int worker, char id[32])
 {
     enum { SOON_US = 100000, MANY = 2000 };
-    struct stage s;
     struct rv_frame frame = RV_FRAME_INIT;
-    struct marked mark;
-    char id[32];
     unsigned i;
-    int worker, r = 1;
+    int r = 1;
 
-    (void)state;
-    stage_init(&s);
-    stage_start(&s);
-    worker = worker_join(&s, "image/0", 1);
     for (i = 0; i < MANY && r == 1; i++) {
-        (void)snprintf(id, sizeof(id), "job-%u", i);
-        assert_int_equal(submit_code(s.client, id, plain), 0);
+        (void)snprintf(id, 32, "job-%u", i);
+        assert_int_equal(submit_code(s->client, id, plain), 0);
         while ((r = rv_frame_wait(worker, &frame, SOON_US)) == 1) {
             bool started = frame.message->body_case == RV__FRAME__BODY_JOB_START;
 
@@ -506,12 +500,52 @@ static void a_job_is_not_started_before_its_mark_has_left_the_router(void **stat
         if (r == 1)
             worker_ends(worker, id, NULL, 0, 0);
     }
-    assert_int_equal(r, -ETIMEDOUT); /* the marks fill the supervisor's socket: the start is held back */
+    assert_int_equal(r, -ETIMEDOUT);
     assert_true(i > 20);
-    assert_int_equal(state_of(s.client, id), STATE(RUNNING));
+    assert_int_equal(state_of(s->client, id), STATE(RUNNING));
+}
+
+/* A supervisor that is slow to read: no worker may have a job that the ledger does not know. */
+static void a_job_is_not_started_before_its_mark_has_left_the_router(void **state)
+{
+    struct stage s;
+    struct marked mark;
+    char id[32];
+    int worker;
+
+    (void)state;
+    stage_init(&s);
+    stage_start(&s);
+    worker = worker_join(&s, "image/0", 1);
+    hold_back(&s, worker, id);
     do
         next_mark(&s, &mark);
     while (strcmp(mark.id, id) != 0);
+    worker_starts(worker, id, 1);
+    (void)close(worker);
+    stage_end(&s);
+}
+
+static void a_job_held_back_for_a_worker_whose_channel_ended_goes_to_another(void **state)
+{
+    struct stage s;
+    struct marked mark;
+    char id[32];
+    int worker;
+
+    (void)state;
+    stage_init(&s);
+    stage_start(&s);
+    worker = worker_join(&s, "image/0", 1);
+    hold_back(&s, worker, id);
+    (void)close(worker);
+    do
+        next_mark(&s, &mark);
+    while (strcmp(mark.id, id) != 0);
+    expect_frame(s.supervisor, RV__FRAME__BODY_KILL_WORKER); /* the marks are out, and the worker has no channel */
+    assert_int_equal(state_of(s.client, id), STATE(RUNNING));
+    worker_gone(&s, "image/0", 1);
+    worker = worker_join(&s, "image/0", 2);
     worker_starts(worker, id, 1);
     (void)close(worker);
     stage_end(&s);
@@ -565,6 +599,7 @@ int main(void)
         cmocka_unit_test(a_draining_worker_gets_no_more_jobs),
         cmocka_unit_test(a_job_refused_by_a_leaving_worker_goes_to_another),
         cmocka_unit_test(a_job_is_not_started_before_its_mark_has_left_the_router),
+        cmocka_unit_test(a_job_held_back_for_a_worker_whose_channel_ended_goes_to_another),
         cmocka_unit_test(a_stranger_on_a_worker_channel_is_dropped),
     };
 
