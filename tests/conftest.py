@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 from harness import models, procfs, protos  # noqa: E402,F401  (protos makes rpc_pb2 importable)
-from harness.service import BUILD, FAULT_EXECUTOR, MAKE_MODEL, PROGRAM, Service, become_subreaper  # noqa: E402
+from harness.service import BUILD, FAULT_EXECUTOR, MAKE_MODEL, PROGRAM, THREE_TYPES, Service, become_subreaper  # noqa: E402
 
 become_subreaper()
 
@@ -99,9 +99,6 @@ def make_model(kind, path, size="8MiB", seed=1):
     subprocess.run(
         [str(MAKE_MODEL), kind, "--bytes", size, "--seed", str(seed), str(path)], check=True, stdin=subprocess.DEVNULL
     )
-
-
-THREE_TYPES = ("image", "video", "audio")
 
 
 @pytest.fixture

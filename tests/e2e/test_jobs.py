@@ -7,10 +7,10 @@ import uuid
 
 import pytest
 
-from conftest import THREE_TYPES
 from harness import outputs, procfs
 from harness.jobs import Jobs, RpcError
 from harness.protos import rpc_pb2
+from harness.service import THREE_TYPES
 
 EXPECTED = {
     "image": ("image/png", outputs.png),

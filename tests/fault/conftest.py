@@ -18,6 +18,7 @@ def watched():
         if not good.exists():
             models.write_plain(good, mib=1)
         attach_and_close(service, good)  # what the first attach opens for good is not a leak
+        service.wait_quiet()
         before = service.holdings()
         yield
         attach_and_close(service, good)

@@ -63,6 +63,7 @@ def test_a_file_without_tensors_is_a_model_without_tensors(bare, watched):
             assert index.tensor_count == 0 and list(index) == []
             assert index.find("a") is None and index.metadata() == '{"a":"b"}'
         finish(peer, index_fd, arena_fds)
+        unload(bare, path)
 
 
 @pytest.mark.slow
@@ -80,7 +81,7 @@ def test_a_million_tensors(bare, watched):
             assert index.find("t.1000000") is None
         assert reply.generation == 1
         finish(peer, index_fd, arena_fds)
-        bare.control.model(rpc_pb2.MODEL_UNLOAD, path)
+        unload(bare, path)
 
 
 def test_a_failed_load_is_remembered_and_a_mended_file_is_tried_at_once(make_service, watched):
@@ -98,7 +99,7 @@ def test_a_failed_load_is_remembered_and_a_mended_file_is_tried_at_once(make_ser
         peer, reply, index_fd, arena_fds = attach(service, path)
         assert reply.generation == 1
         finish(peer, index_fd, arena_fds)
-        service.control.model(rpc_pb2.MODEL_UNLOAD, path)
+        unload(service, path)
 
 
 def test_a_missing_file_directory_fifo_device_and_unreadable_file_are_refused_at_once(bare, watched):
@@ -136,6 +137,12 @@ def test_a_descriptor_of_something_that_is_no_file_is_refused(bare, watched):
             os.close(fd)
 
 
+def unload(service, path):
+    """Gives the model's memory back, as soon as the last lease has ended."""
+    procfs.wait_until(lambda: service.model(path).leases == 0, 10, "the end of the leases")
+    service.control.model(rpc_pb2.MODEL_UNLOAD, path)
+
+
 class Rewriter:
     """Changes a file again and again while it is being loaded."""
 
@@ -169,9 +176,12 @@ def test_a_file_written_while_it_is_loaded_is_never_taken_for_good(make_service,
     path.write_bytes(header + b"\1" * size)
 
     def change(number):
-        with open(path, "r+b") as file:
+        # In pieces, as programs copy: each piece is a new time stamp. What one single write() changes while its time
+        # stamp is already old cannot be seen by anybody.
+        with open(path, "r+b", buffering=0) as file:
             file.seek(len(header))
-            file.write((b"\1" if number % 2 else b"\2") * size)
+            for _ in range(size // MIB):
+                file.write((b"\1" if number % 2 else b"\2") * MIB)
 
     with watched(service):
         with Rewriter(change):
@@ -188,7 +198,7 @@ def test_a_file_written_while_it_is_loaded_is_never_taken_for_good(make_service,
                 finish(peer, index_fd, arena_fds)
         assert changed > 0
         if service.model(path).state == "RESIDENT":
-            service.control.model(rpc_pb2.MODEL_UNLOAD, path)
+            unload(service, path)
 
 
 def test_a_file_replaced_while_it_is_loaded_gives_one_of_the_two_whole(make_service, watched):
@@ -215,7 +225,7 @@ def test_a_file_replaced_while_it_is_loaded_gives_one_of_the_two_whole(make_serv
                     assert {t.name: index.bytes_of(t) for t in index} in contents
                 finish(peer, index_fd, arena_fds)
         if service.model(path).state == "RESIDENT":
-            service.control.model(rpc_pb2.MODEL_UNLOAD, path)
+            unload(service, path)
 
 
 def test_a_file_truncated_while_it_is_loaded_is_refused(make_service, watched):
@@ -240,7 +250,7 @@ def test_a_file_truncated_while_it_is_loaded_is_refused(make_service, watched):
                     assert len(list(index)) == 8
                 finish(peer, index_fd, arena_fds)
         if service.model(path).state == "RESIDENT":
-            service.control.model(rpc_pb2.MODEL_UNLOAD, path)
+            unload(service, path)
 
 
 def test_over_budget_is_refused_before_anything_is_allocated(make_service, watched):

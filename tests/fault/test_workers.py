@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from conftest import THREE_TYPES
 from harness import procfs
 from harness.jobs import Jobs, RpcError
 from harness.protos import rpc_pb2
+from harness.service import THREE_TYPES
 
 WORKER_DIED = rpc_pb2.ERROR_WORKER_DIED
 
@@ -114,14 +114,14 @@ def test_other_types_do_not_notice(make_faulty, gate):
         assert service.worker("b").pid == pid and service.worker("b").starts == 1
 
 
-def test_a_worker_that_dies_at_start_is_failed_then_reset(make_faulty, watched, tmp_path):
+def test_a_worker_that_dies_at_start_is_failed_then_reset(make_faulty, tmp_path):
     switch = tmp_path / "broken"
     switch.write_text("")
     service = make_faulty(
         {"test": {"max_deaths": 2, "env": {"FAULT_START": "exit", "FAULT_START_FILE": str(switch)}}, "good": {}}
     ).start()
     service.wait_worker("good")
-    with watched(service), Jobs(service) as jobs:
+    with Jobs(service) as jobs:
         worker = service.wait_worker("test", "FAILED", timeout=30)
         assert worker.starts == 2 and "7" in worker.last_exit
         with pytest.raises(RpcError) as refused:
@@ -132,6 +132,7 @@ def test_a_worker_that_dies_at_start_is_failed_then_reset(make_faulty, watched, 
         service.cli("restart", "test")
         service.wait_worker("test")
         assert jobs.run_done("test")
+    service.assert_healthy()
 
 
 def test_a_worker_that_never_becomes_ready_is_killed(make_faulty, tmp_path):

@@ -20,6 +20,7 @@ PROGRAM = BUILD / "bin" / "resvisor"
 MAKE_MODEL = BUILD / "libexec" / "resvisor" / "resvisor-make-model"
 FAULT_EXECUTOR = BUILD / "tests" / "fault_executor.so"
 SANITIZED = BUILD.name in ("asan", "tsan")
+THREE_TYPES = ("image", "video", "audio")
 
 START_S = 60 if SANITIZED else 20
 STOP_S = 30
@@ -277,6 +278,15 @@ class Service:
                 held = len(procfs.memfds(pid))
                 found[role] = (procfs.descriptor_count(pid) - held, 0 if role == "router" else held)
         return found
+
+    def wait_quiet(self, timeout=20.0):
+        """Waits until what was asked for is over: no loader, and only the connection of these helpers is open."""
+
+        def quiet():
+            known = set(self.pids().values())
+            return procfs.descendants(self.keeper_pid) <= known and self.status().clients <= 1
+
+        procfs.wait_until(quiet, timeout, "no loader and no other client")
 
     def assert_holdings(self, wanted, timeout=10.0):
         """Waits until the holdings are as they were."""
