@@ -3,7 +3,7 @@
 import contextlib
 
 from .context import CLIENT
-from .measure import GIB, MIB, Row, drop_cache, interleave, median, medians, run_json, say, warm_cache
+from .measure import FRESH, GIB, MIB, Row, drop_cache, interleave, median, medians, prefault, run_json, say, warm_cache
 
 ATTACH_GOAL_US = 1000
 RPC_P50_GOAL_US, RPC_P99_GOAL_US = 60, 150
@@ -57,6 +57,7 @@ def touch(context):
     path = context.model(size)
     warm_cache(path)
     with context.service() as service, contextlib.ExitStack() as stack:
+        prefault(int(size * FRESH))
         context.load(service, path)
         ways = {
             "ours": lambda: run_json([CLIENT, "touch", context.socket(service), path]),

@@ -12,7 +12,7 @@ import sys
 
 from . import attach, idle, load, memory, report, restart, rpc
 from .context import Context
-from .measure import GIB, Row, mem_available, prefault, say
+from .measure import GIB, REPORTING, Row, mem_available, prefault, say
 
 ROWS = {"attach": attach.attach, "touch": attach.touch, "load": load.load, "memory": memory.memory,
         "restart": restart.restart, "rpc": rpc.rpc, "idle": idle.idle}  # fmt: skip
@@ -65,7 +65,8 @@ def conditions(work, quick):
         "resvisor": version() + (" (quick run: figures mean little)" if quick else ""),
         "kernel": f"{platform.system()} {platform.release()}",
         "CPU": f"{first_line('/proc/cpuinfo', 'model name')}, {os.cpu_count()} cores",
-        "memory": f"{memory_bytes / GIB:.1f} GiB, {mem_available() / GIB:.1f} GiB available; shmem huge pages: {shared_memory_pages()}",
+        "memory": f"{memory_bytes / GIB:.1f} GiB, {mem_available() / GIB:.1f} GiB available; shmem huge pages: {shared_memory_pages()}"
+        + ("; the host takes free memory back (free page reporting)" if REPORTING.exists() else ""),
         "disk": f"{filesystem(work)}; load average before: {load_now}",
         "libraries": ", ".join(f"{name} {debian_version(name)}" for name in LIBRARIES),
         "Python": f"{platform.python_version()}; " + ", ".join(f"{name} {python_version(name)}" for name in PACKAGES),
