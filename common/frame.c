@@ -239,14 +239,18 @@ static int read_sealed(int fd, uint8_t *buffer, uint64_t size)
 }
 
 /* Replaces a Spill frame by the frame in its memfd, the first descriptor. */
-static int unspill(struct rv_frame *frame, const char **why)
+static int unspill(struct rv_frame *frame, uint64_t body_max, const char **why)
 {
     uint64_t size = frame->message->spill->size;
     void *arena = NULL;
     uint8_t *bytes;
     Rv__Frame *inner;
 
-    if (frame->fd_count == 0 || size == 0 || size > RV_BODY_MAX || rv_sealed_check(frame->fds[0], size) < 0) {
+    if (size > body_max) {
+        *why = "a larger body than anybody sends here";
+        return -EPROTO;
+    }
+    if (frame->fd_count == 0 || size == 0 || rv_sealed_check(frame->fds[0], size) < 0) {
         *why = "a spilled frame without its sealed memory";
         return -EPROTO;
     }
@@ -298,7 +302,7 @@ static ssize_t receive_message(int socket, struct msghdr *msg)
 
 /* What a received message is: 0, or why it is not one of ours. */
 static int judge(struct rv_frame *frame, const struct msghdr *msg, const uint8_t *bytes, size_t length,
-                 const char **why)
+                 uint64_t body_max, const char **why)
 {
     if (frame->fds_lost && frame->fd_count >= RV_FRAME_FDS_MAX) {
         *why = "more than 16 descriptors in one frame";
@@ -317,10 +321,10 @@ static int judge(struct rv_frame *frame, const struct msghdr *msg, const uint8_t
         *why = "the descriptors of a spilled frame were lost: this process is at its limit";
         return -ENOMEM;
     }
-    return unspill(frame, why);
+    return unspill(frame, body_max, why);
 }
 
-int rv_frame_receive_partial(int socket, struct rv_frame *ret_frame, const char **why)
+static int receive(int socket, uint64_t body_max, struct rv_frame *ret_frame, const char **why)
 {
     alignas(struct cmsghdr) char control[FDS_SPACE];
     /* Not on the stack and not thread-local: libresvisor runs on other people's threads, whose stacks may be small. */
@@ -345,7 +349,7 @@ int rv_frame_receive_partial(int socket, struct rv_frame *ret_frame, const char 
     frame.fds_lost = !take_descriptors(&msg, frame.fds, &frame.fd_count);
     if (n == 0 && frame.fd_count == 0 && !frame.fds_lost)
         goto out; /* closed; an empty message looks the same and ends the peer as well */
-    r = judge(&frame, &msg, buffer, (size_t)n, &reason);
+    r = judge(&frame, &msg, buffer, (size_t)n, body_max, &reason);
     if (r < 0) {
         rv_frame_fini(&frame);
         if (why)
@@ -364,10 +368,20 @@ out:
     return r;
 }
 
+int rv_frame_receive_partial(int socket, struct rv_frame *ret_frame, const char **why)
+{
+    return receive(socket, RV_BODY_MAX, ret_frame, why);
+}
+
 int rv_frame_receive(int socket, struct rv_frame *ret_frame, const char **why)
 {
+    return rv_frame_receive_limited(socket, RV_BODY_MAX, ret_frame, why);
+}
+
+int rv_frame_receive_limited(int socket, uint64_t body_max, struct rv_frame *ret_frame, const char **why)
+{
     struct rv_frame frame = RV_FRAME_INIT;
-    int r = rv_frame_receive_partial(socket, &frame, why);
+    int r = receive(socket, body_max, &frame, why);
 
     if (r == 1 && frame.fds_lost) {
         rv_frame_fini(&frame);

@@ -39,6 +39,7 @@ struct rv_peer {
     struct out_queue queue;
     unsigned queued_frames, queued_fds;
     uint32_t queued_bytes;
+    uint64_t body_max; /* of a spilled frame from it */
     const char *drop_reason; /* not NULL: ends on the next turn of the loop */
     bool malformed;          /* nothing more is read from it */
     bool paused;             /* the owner wants no frames for now */
@@ -212,7 +213,7 @@ static bool receive_one(struct rv_peer *peer)
 {
     struct rv_frame frame = RV_FRAME_INIT;
     const char *why = "";
-    int r = rv_frame_receive(peer->socket, &frame, &why);
+    int r = rv_frame_receive_limited(peer->socket, peer->body_max, &frame, &why);
 
     if (r == -EAGAIN)
         return false;
@@ -263,7 +264,8 @@ struct rv_peer *rv_peer_create(struct event_base *base, int socket, const struct
         return NULL;
     }
     *peer = (struct rv_peer){
-        .magic = PEER_MAGIC, .socket = socket, .handlers = handlers, .context = context, .timer_ms = PUSH_MS_FIRST};
+        .magic = PEER_MAGIC, .socket = socket, .handlers = handlers, .context = context, .timer_ms = PUSH_MS_FIRST,
+        .body_max = RV_PEER_BODY_MAX};
     STAILQ_INIT(&peer->queue);
     peer->read_event = event_new(base, socket, EV_READ | EV_PERSIST, on_read, peer);
     peer->write_event = event_new(base, socket, EV_WRITE, on_push, peer);
@@ -385,6 +387,11 @@ void rv_peer_pause(struct rv_peer *peer, bool paused)
         (void)event_del(peer->read_event);
     else if (event_add(peer->read_event, NULL) < 0)
         rv_peer_drop(peer, "no memory");
+}
+
+void rv_peer_limit_bodies(struct rv_peer *peer, uint64_t max)
+{
+    peer->body_max = max;
 }
 
 void *rv_peer_context(const struct rv_peer *peer)

@@ -16,6 +16,7 @@
 #define RV_PEER_QUEUE_FRAMES 256u          /* frames waiting for a slow reader */
 #define RV_PEER_QUEUE_BYTES (1024u * 1024) /* their bytes */
 #define RV_PEER_QUEUE_FDS 64u              /* their descriptors */
+#define RV_PEER_BODY_MAX (1024u * 1024)    /* of a spilled frame: a request of RV_RPC_FRAME_MAX, and room */
 #define RV_PEER_TURN 32u                   /* frames read from one peer before others get their turn */
 
 struct event_base;
@@ -57,6 +58,12 @@ int rv_peer_reply_error(struct rv_peer *peer, uint64_t id, const struct rv_error
 
 /* Drops the peer soon: what is queued is still tried once; on_close gets `why` (a static string). */
 void rv_peer_drop(struct rv_peer *peer, const char *why);
+
+/*
+ * Largest body of a spilled frame that is read from it, in bytes; RV_PEER_BODY_MAX at first, 0 = none. To unpack
+ * RV_BODY_MAX takes up to 50 ms and 256 MiB: a peer whose honest frames are smaller must not ask that of the loop.
+ */
+void rv_peer_limit_bodies(struct rv_peer *peer, uint64_t max);
 
 /* Stops and resumes reading: back-pressure, or a drain before the end. */
 void rv_peer_pause(struct rv_peer *peer, bool paused);

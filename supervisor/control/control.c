@@ -79,6 +79,7 @@ struct rv_session *rv_session_create(struct rv_supervisor *s, int socket, Rv__Ro
         free(session);
         return NULL;
     }
+    rv_peer_limit_bodies(session->peer, 0); /* paths and numbers: nobody has more to say to us */
     TAILQ_INSERT_TAIL(&s->control->sessions, session, link);
     return session;
 }

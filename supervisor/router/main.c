@@ -170,6 +170,7 @@ static int start_parts(struct rv_router *router, struct rv_error *err)
                                                        rv_ledger_init};
     int r = 0;
 
+    rv_peer_limit_bodies(router->supervisor, RV_BODY_MAX); /* its status names every model */
     for (unsigned i = 0; i < sizeof(parts) / sizeof(parts[0]) && r == 0; i++)
         r = parts[i](router);
     if (r < 0)

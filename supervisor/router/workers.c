@@ -413,7 +413,7 @@ static void read_what_is_left(struct rv_worker_entry *worker)
 
     rv_peer_drain(worker->peer);
     for (unsigned i = 0; i < LAST_FRAMES_MAX; i++) {
-        int r = rv_frame_receive(rv_peer_socket(worker->peer), &frame, NULL);
+        int r = rv_frame_receive_limited(rv_peer_socket(worker->peer), 0, &frame, NULL);
 
         if (r == 1) {
             on_frame(worker->peer, &frame, worker);
@@ -551,5 +551,7 @@ void rv_workers_channel(struct rv_router *router, struct rv_frame *frame)
         rv_log_error("no memory for the channel of worker %s", worker->name);
         rv_workers_kill(worker, "the router has no memory for its channel");
         worker->state = RV_WORKER_CUT_OFF;
+        return;
     }
+    rv_peer_limit_bodies(worker->peer, 0); /* outputs are descriptors, texts are short */
 }

@@ -196,6 +196,31 @@ static void expect_refused(struct fixture *f)
     rv_frame_fini(&got);
 }
 
+static void a_body_over_the_receivers_limit_is_refused(void **state)
+{
+    struct fixture *f = *state;
+    Rv__Frame frame = RV__FRAME__INIT;
+    Rv__LogLines lines = RV__LOG_LINES__INIT;
+    struct rv_frame got = RV_FRAME_INIT;
+    const char *why = NULL;
+
+    lines.text.len = RV_FRAME_MAX;
+    lines.text.data = calloc(1, lines.text.len);
+    assert_non_null(lines.text.data);
+    frame.body_case = RV__FRAME__BODY_LOG_LINES;
+    frame.log_lines = &lines;
+    for (unsigned i = 0; i < 2; i++)
+        assert_int_equal(rv_frame_send(f->pair[0], &frame, NULL, 0, 0), 0);
+    assert_int_equal(rv_frame_receive_limited(f->pair[1], 0, &got, &why), -EPROTO);
+    assert_string_equal(why, "a larger body than anybody sends here");
+    assert_int_equal(rv_frame_receive_limited(f->pair[1], 2 * RV_FRAME_MAX, &got, NULL), 1);
+    rv_frame_fini(&got);
+    send_drain(f->pair[0], 1); /* what needs no memory of its own passes any limit */
+    assert_int_equal(rv_frame_receive_limited(f->pair[1], 0, &got, NULL), 1);
+    rv_frame_fini(&got);
+    free(lines.text.data);
+}
+
 static void false_spills_are_refused(void **state)
 {
     struct fixture *f = *state;
@@ -360,6 +385,7 @@ int main(void)
         TEST(a_frame_arrives_with_its_descriptors),
         TEST(a_large_body_travels_as_sealed_memory),
         TEST(false_spills_are_refused),
+        TEST(a_body_over_the_receivers_limit_is_refused),
         TEST(nonsense_is_refused_and_its_descriptors_closed),
         TEST(too_many_descriptors_are_refused_even_with_a_good_frame),
         TEST(the_end_and_an_empty_message_look_the_same),
