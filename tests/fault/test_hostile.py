@@ -1,6 +1,5 @@
 """Hostile use of the whole system: names, signals, limits and timings that no honest user makes by intent."""
 
-import errno
 import os
 import random
 import resource
@@ -8,18 +7,16 @@ import select
 import signal
 import socket
 import subprocess
-import threading
 import time
 
 import pytest
 
 from harness import models, procfs
-from harness.control import ControlPeer, Dropped, Refused
-from harness.jobs import Jobs, RpcError
+from harness.control import Dropped, Refused
+from harness.jobs import Jobs
 from harness.protos import control_pb2, rpc_pb2
-from harness.service import PROGRAM, STOP_S, run_program
+from harness.service import PROGRAM, STOP_S
 
-SUPERVISOR_DIED = 11
 ALREADY_RUNNING = 10
 
 
@@ -76,6 +73,8 @@ def test_a_descriptor_of_a_removed_file_is_nobody_elses_model(bare, watched):
             for used in [index, index2, *arenas, *arenas2]:
                 os.close(used)
         os.close(fd)
+        for name in (first.model, second.model):
+            bare.control.model(rpc_pb2.MODEL_UNLOAD, name)
 
 
 # ---- signals ----
@@ -114,7 +113,7 @@ def test_a_log_whose_reader_has_gone_ends_nobody(make_service):
     os.close(write)
     os.close(read)
     procfs.wait_until(lambda: (service.runtime / "control" / "router.sock").exists(), 20)
-    procfs.kill(service.wait_router_pid() if hasattr(service, "wait_router_pid") else service.wait_router())
+    procfs.kill(service.wait_router())
     service.wait_router()
     assert service.stop() == 0
 

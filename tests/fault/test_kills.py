@@ -17,6 +17,7 @@ from harness.service import FAULT_EXECUTOR, SANITIZED
 KILLS = 100
 WORKERS = 4
 KILL_PAUSE_MAX_S = 0.1
+LOAD_S = 0.03  # about what the load takes
 RESET_EVERY = 8
 KINDS = ("worker",) * 6 + ("loader",) * 3 + ("router",)  # few routers: the waits between their restarts add up
 SUPERVISOR_KILLS = 10
@@ -246,9 +247,12 @@ def test_a_hundred_random_kills_leak_nothing_and_run_no_job_twice(make_service, 
             traffic.submit()
             kind = rng.choice(KINDS)
             with service.peer() as peer:
+                pause = rng.random() * KILL_PAUSE_MAX_S
                 if kind == "loader":
                     peer.send(attach_frame(churn))
-                time.sleep(rng.random() * KILL_PAUSE_MAX_S)  # the moment is what is random here
+                    procfs.wait_until(lambda: loader_pid(service) or peer.has_answer(), 10, "a loader", poll=0.001)
+                    pause = rng.random() * LOAD_S
+                time.sleep(pause)  # the moment is what is random here
                 pid = choose(service, kind, rng)
                 if pid:
                     procfs.kill(pid)
