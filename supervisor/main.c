@@ -1,4 +1,7 @@
 /* The `resvisor` program: the supervisor's start, and the commands that talk to a running one. */
+#include <fcntl.h>
+#include <unistd.h>
+
 #include "cli/cli.h"
 #include "start.h"
 
@@ -28,7 +31,20 @@ const struct rv_command *const rv_commands[] = {
     NULL,
 };
 
+/* Started with a standard descriptor closed: what is opened next would become the one that everybody prints to. */
+static void fill_standard_descriptors(void)
+{
+    int fd;
+
+    do {
+        fd = open("/dev/null", O_RDWR | O_CLOEXEC);
+    } while (fd >= 0 && fd <= STDERR_FILENO);
+    if (fd >= 0)
+        (void)close(fd);
+}
+
 int main(int argc, char **argv)
 {
+    fill_standard_descriptors();
     return rv_cli_run(argc, argv);
 }

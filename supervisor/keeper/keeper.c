@@ -31,7 +31,8 @@ static struct {
 
 /* ---- start ------------------------------------------------------------------------------------------------------ */
 
-static void supervisor_exec(char *const *argv, int socket, pid_t parent, const sigset_t *mask)
+/* The signals of the mask stay blocked until the supervisor has its handlers: a stop in its first moments is a stop. */
+static void supervisor_exec(char *const *argv, int socket, pid_t parent)
 {
     (void)setpgid(0, 0); /* a terminal's Ctrl-C reaches the keeper only, which passes it on */
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -41,15 +42,27 @@ static void supervisor_exec(char *const *argv, int socket, pid_t parent, const s
         (void)fcntl(socket, F_SETFD, 0);
     else
         (void)dup2(socket, RV_KEEPER_FD);
-    (void)sigprocmask(SIG_SETMASK, mask, NULL);
     execv("/proc/self/exe", argv);
     rv_log_error("cannot execute the supervisor: %s", strerror(errno));
     _exit(RV_EXIT_INTERNAL);
 }
 
+/*
+ * None of these may end what holds the weights: a log pipe whose reader has gone, a waiting `start --detach` that was
+ * killed, a terminal, a signal sent to the wrong process. The supervisor inherits it; its children start with defaults.
+ */
+static void ignore_signals(void)
+{
+    static const int ignored[] = {SIGPIPE, SIGUSR1, SIGUSR2, SIGALRM, SIGTTIN, SIGTTOU};
+
+    for (unsigned i = 0; i < sizeof(ignored) / sizeof(ignored[0]); i++)
+        (void)signal(ignored[i], SIG_IGN);
+}
+
 static int start(const struct rv_keeper_options *options)
 {
-    sigset_t handled, old;
+    static const int handled[] = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT};
+    sigset_t set;
     int pair[2];
     pid_t self = getpid(), pid;
 
@@ -57,18 +70,19 @@ static int start(const struct rv_keeper_options *options)
         return -errno;
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) < 0)
         return -errno;
-    (void)sigemptyset(&handled);
-    for (unsigned i = 0; i < 6; i++)
-        (void)sigaddset(&handled, (const int[]){SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1}[i]);
-    (void)sigprocmask(SIG_BLOCK, &handled, &old);
-    keeper.signals = signalfd(-1, &handled, SFD_CLOEXEC | SFD_NONBLOCK);
+    ignore_signals();
+    (void)sigemptyset(&set);
+    for (unsigned i = 0; i < sizeof(handled) / sizeof(handled[0]); i++)
+        (void)sigaddset(&set, handled[i]);
+    (void)sigprocmask(SIG_BLOCK, &set, NULL);
+    keeper.signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (keeper.signals < 0)
         return -errno;
     pid = fork();
     if (pid < 0)
         return -errno;
     if (pid == 0)
-        supervisor_exec(options->supervisor_argv, pair[1], self, &old);
+        supervisor_exec(options->supervisor_argv, pair[1], self);
     (void)close(pair[1]);
     keeper.socket = pair[0];
     keeper.supervisor = pid;
