@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "log.h"
@@ -15,9 +16,21 @@
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 #define LOCK_NAME "lock"
+#define HOLDER_TRIES 20u
+#define HOLDER_STEP_NS 5000000
 #define LOCK_TRIES 16 /* the holder may remove the file between our open and our lock */
 
 static const char *const sockets[] = {RV_SOCKET_CONTROL, RV_SOCKET_ROUTER, RV_SOCKET_RPC, RV_SOCKET_EVENTS};
+
+static int check_ours(const char *path, const struct stat *st, struct rv_error *err)
+{
+    if (S_ISDIR(st->st_mode) && st->st_uid == geteuid())
+        return 0;
+    rv_error_set(err, EPERM, ERROR(CONFIG), "runtime_dir: %s is %s", path,
+                 S_ISDIR(st->st_mode) ? "owned by another user" : "not a directory");
+    rv_error_remedy(err, "give another --runtime-dir, or remove it");
+    return -EPERM;
+}
 
 /* Makes a directory of ours with that mode and group; one that is there must be ours and not writable by others. */
 static int make_directory(const char *path, mode_t mode, int gid, struct rv_error *err)
@@ -28,12 +41,8 @@ static int make_directory(const char *path, mode_t mode, int gid, struct rv_erro
         return rv_error_set(err, errno, ERROR(CONFIG), "runtime_dir: cannot make %s: %s", path, strerror(errno));
     if (lstat(path, &st) < 0)
         return rv_error_set(err, errno, ERROR(CONFIG), "runtime_dir: %s: %s", path, strerror(errno));
-    if (!S_ISDIR(st.st_mode) || st.st_uid != geteuid()) {
-        rv_error_set(err, EPERM, ERROR(CONFIG), "runtime_dir: %s is %s", path,
-                     S_ISDIR(st.st_mode) ? "owned by another user" : "not a directory");
-        rv_error_remedy(err, "give another --runtime-dir, or remove it");
+    if (check_ours(path, &st, err) < 0)
         return -EPERM;
-    }
     if (gid >= 0 && chown(path, (uid_t)-1, (gid_t)gid) < 0)
         return rv_error_set(err, errno, ERROR(CONFIG), "%s cannot be given to group %d: %s", path, gid, strerror(errno));
     if (chmod(path, mode) < 0)
@@ -42,9 +51,11 @@ static int make_directory(const char *path, mode_t mode, int gid, struct rv_erro
     return 0;
 }
 
-static int make_parents(const char *path, struct rv_error *err)
+/* The directory of the lock and those above it. Modes are set later, under the lock. */
+static int make_path(const char *path, struct rv_error *err)
 {
     char part[RV_PATH_MAX];
+    struct stat st;
 
     (void)snprintf(part, sizeof(part), "%s", path);
     for (char *slash = part + 1; (slash = strchr(slash, '/')); slash++) {
@@ -53,19 +64,21 @@ static int make_parents(const char *path, struct rv_error *err)
             return rv_error_set(err, errno, ERROR(CONFIG), "runtime_dir: cannot make %s: %s", part, strerror(errno));
         *slash = '/';
     }
-    return 0;
+    if (mkdir(part, 0700) < 0 && errno != EEXIST)
+        return rv_error_set(err, errno, ERROR(CONFIG), "runtime_dir: cannot make %s: %s", part, strerror(errno));
+    return lstat(path, &st) < 0 ? rv_error_set(err, errno, ERROR(CONFIG), "runtime_dir: %s: %s", path, strerror(errno))
+                                : check_ours(path, &st, err);
 }
 
+/* Under the lock: the holder's configuration alone decides who gets in, and nobody removes them at the same time. */
 static int make_directories(const struct rv_config *config, struct rv_error *err)
 {
     bool shared = config->clients_gid >= 0 || config->rpc_gid >= 0;
     char control[RV_PATH_MAX + 16], rpc[RV_PATH_MAX + 16];
-    int r = make_parents(config->runtime_dir, err);
+    int r = make_directory(config->runtime_dir, shared ? 0711 : 0700, -1, err);
 
     (void)snprintf(control, sizeof(control), "%s/control", config->runtime_dir);
     (void)snprintf(rpc, sizeof(rpc), "%s/rpc", config->runtime_dir);
-    if (r == 0)
-        r = make_directory(config->runtime_dir, shared ? 0711 : 0700, -1, err);
     if (r == 0)
         r = make_directory(control, config->clients_gid >= 0 ? 0750 : 0700, config->clients_gid, err);
     if (r == 0)
@@ -96,39 +109,58 @@ static int lock_open(const char *path)
     return -EAGAIN;
 }
 
+/* The winner of two starts writes its pid a moment after it has the lock. */
 static long lock_holder(const char *path)
 {
-    char text[32] = "";
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    static const struct timespec step = {0, HOLDER_STEP_NS};
+    long pid = 0;
 
-    if (fd >= 0) {
-        (void)!read(fd, text, sizeof(text) - 1);
-        (void)close(fd);
+    for (unsigned i = 0; i < HOLDER_TRIES && pid <= 0; i++) {
+        char text[32] = "";
+        int fd;
+
+        if (i > 0)
+            (void)nanosleep(&step, NULL);
+        fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+        if (fd >= 0) {
+            (void)!read(fd, text, sizeof(text) - 1);
+            (void)close(fd);
+        }
+        pid = strtol(text, NULL, 10);
     }
-    return strtol(text, NULL, 10);
+    return pid;
+}
+
+static int held_by_another(const char *path, struct rv_error *err)
+{
+    long pid = lock_holder(path);
+
+    if (pid <= 0)
+        return rv_error_set(err, EBUSY, ERROR(ALREADY_RUNNING), "resvisor is being started by another process, which "
+                            "holds %s", path);
+    return rv_error_set(err, EBUSY, ERROR(ALREADY_RUNNING), "resvisor is already running: pid %ld holds %s", pid, path);
 }
 
 int rv_runtime_open(const struct rv_config *config, struct rv_error *err)
 {
     char path[RV_PATH_MAX + 16], text[32];
-    int lock, n, r = make_directories(config, err);
+    int lock, n, r = make_path(config->runtime_dir, err);
 
     if (r < 0)
         return r;
     (void)snprintf(path, sizeof(path), "%s/" LOCK_NAME, config->runtime_dir);
     lock = lock_open(path);
     if (lock == -EAGAIN)
-        return rv_error_set(err, EBUSY, ERROR(ALREADY_RUNNING), "resvisor is already running: pid %ld holds %s",
-                            lock_holder(path), path);
+        return held_by_another(path, err);
     if (lock < 0)
         return rv_error_set(err, -lock, ERROR(CONFIG), "runtime_dir: %s: %s", path, strerror(-lock));
     n = snprintf(text, sizeof(text), "%d\n", (int)getpid());
-    if (ftruncate(lock, 0) < 0 || pwrite(lock, text, (size_t)n, 0) != n) {
-        r = -errno;
-        (void)close(lock);
-        return rv_error_set(err, -r, ERROR(CONFIG), "runtime_dir: cannot write %s: %s", path, strerror(-r));
-    }
-    r = rv_runtime_clean(config->runtime_dir, err);
+    if (ftruncate(lock, 0) < 0 || pwrite(lock, text, (size_t)n, 0) != n)
+        r = rv_error_set(err, errno, ERROR(CONFIG), "runtime_dir: cannot write %s: %s", path, strerror(errno));
+    if (r == 0)
+        r = make_directories(config, err);
+    if (r == 0)
+        r = rv_runtime_clean(config->runtime_dir, err);
     if (r < 0) {
         (void)unlink(path);
         (void)close(lock);
