@@ -130,6 +130,14 @@ static void line_end(char *line, size_t length)
         state.dropped++;
 }
 
+/* Whoever formats names and paths escapes them; what was forgotten must not forge lines or reach a terminal. */
+static void mend_controls(char *text, size_t length)
+{
+    for (size_t i = 0; i < length; i++)
+        if ((unsigned char)text[i] < 0x20 || text[i] == 0x7f)
+            text[i] = '?';
+}
+
 void rv_log(enum rv_log_level level, const char *format, ...)
 {
     char line[LINE_MAX_BYTES];
@@ -148,6 +156,7 @@ void rv_log(enum rv_log_level level, const char *format, ...)
         m = 0;
     if ((size_t)m >= sizeof(line) - n)
         m = (int)(sizeof(line) - n - 1);
+    mend_controls(line + n, (size_t)m);
     line_end(line, n + (size_t)m);
     if (state.tee)
         state.tee(line + n, (uint64_t)m, state.tee_context);

@@ -112,6 +112,35 @@ static int open_model(const struct rv_supervisor *s, const char *path, bool free
     return fd;
 }
 
+/* Paths become names in messages and lines of logs: one that would break those is no path of a model. */
+static int check_shown(const char *real, struct rv_error *err)
+{
+    char shown[PATH_MAX + RV_ERROR_TEXT_MAX];
+
+    (void)rv_escape(shown, sizeof(shown), real, strlen(real));
+    if (strcmp(shown, real) == 0)
+        return 0;
+    rv_error_set(err, EILSEQ, ERROR(FILE), "the path %s has bytes that are not UTF-8, or control characters", shown);
+    rv_error_remedy(err, "rename it");
+    return -EILSEQ;
+}
+
+/*
+ * A path from /proc/self/fd is where the file is for the one who opened it, which with a mount namespace of its own can
+ * be any text. Only if the file is there for us too, it is that file's entry; else it gets one that nobody can ask for.
+ */
+static void name_by_fd(const struct stat *st, char real[PATH_MAX])
+{
+    struct stat here;
+    char elsewhere[PATH_MAX];
+
+    if (stat(real, &here) == 0 && here.st_dev == st->st_dev && here.st_ino == st->st_ino)
+        return;
+    (void)snprintf(elsewhere, sizeof(elsewhere), "descriptor:%llu:%llu:%.*s", (unsigned long long)st->st_dev,
+                   (unsigned long long)st->st_ino, PATH_MAX - 64, real);
+    (void)snprintf(real, PATH_MAX, "%s", elsewhere);
+}
+
 static struct rv_model *entry_for(struct rv_supervisor *s, struct rv_model *named, const char *real,
                                   struct rv_error *err)
 {
@@ -157,6 +186,10 @@ int rv_catalog_find(struct rv_supervisor *s, const char *name_or_path, struct rv
         }
         return fd;
     }
+    if (check_shown(real, err) < 0) {
+        (void)close(fd);
+        return -EILSEQ;
+    }
     model = entry_for(s, named, real, err);
     if (!model) {
         (void)close(fd);
@@ -186,6 +219,9 @@ int rv_catalog_find_by_fd(struct rv_supervisor *s, int fd, struct rv_model **ret
     if (n < 0)
         return rv_error_set(err, errno, ERROR(FILE), "the descriptor: %s", strerror(errno));
     real[n] = '\0';
+    if (check_shown(real, err) < 0)
+        return -EILSEQ;
+    name_by_fd(&st, real);
     *ret_model = entry_for(s, NULL, real, err);
     if (!*ret_model)
         return -EBUSY;
