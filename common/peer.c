@@ -9,11 +9,14 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/queue.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #define PEER_MAGIC 0x70656572u
 #define PUSH_MS_FIRST 2u /* first look whether a reader took its descriptors */
 #define PUSH_MS_LAST 250u
+#define FDS_RESERVED_MAX 128u /* descriptors kept for this process itself: at most so many, */
+#define FDS_RESERVED_PART 3u  /* and at most this part of all */
 #define DRAIN_FRAMES 4096u /* a full socket holds 278 small frames; somebody may hold the other end and go on sending \
                             */
 
@@ -53,6 +56,18 @@ static uint64_t bad_frames;
 uint64_t rv_peer_bad_frames(void)
 {
     return bad_frames;
+}
+
+bool rv_fd_is_reserved(int fd)
+{
+    struct rlimit limit;
+    rlim_t kept;
+
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY)
+        return false;
+    kept = limit.rlim_cur / FDS_RESERVED_PART < FDS_RESERVED_MAX ? limit.rlim_cur / FDS_RESERVED_PART
+                                                                 : FDS_RESERVED_MAX;
+    return (rlim_t)fd >= limit.rlim_cur - kept;
 }
 
 static void out_frame_free(struct out_frame *out)
@@ -293,11 +308,11 @@ static int enqueue(struct rv_peer *peer, uint8_t *bytes, uint32_t length, const 
     for (unsigned i = 0; i < fd_count; i++) {
         int fd = fcntl(fds[i], F_DUPFD_CLOEXEC, 3);
 
-        if (fd < 0) {
-            int r = -errno;
-
+        if (fd < 0 || rv_fd_is_reserved(fd)) {
+            if (fd >= 0)
+                (void)close(fd);
             out_frame_free(out);
-            return r;
+            return -EXFULL; /* also with EMFILE: that it does not read is why it costs one */
         }
         out->fds[out->fd_count++] = fd;
     }

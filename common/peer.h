@@ -76,6 +76,13 @@ void rv_peer_set_context(struct rv_peer *peer, void *context);
 int rv_peer_socket(const struct rv_peer *peer);
 bool rv_peer_is_idle(const struct rv_peer *peer); /* nothing is waiting to be sent */
 
+/*
+ * True = descriptor `fd` lies in the last part of the table, which is kept for what this process must be able to do:
+ * start children, connect them, answer. What strangers cause (their connections, frames that wait for them) must not
+ * stay there, or a flood of them would keep a dead worker dead.
+ */
+bool rv_fd_is_reserved(int fd);
+
 /* Frames refused as malformed since the start, all peers of this process. */
 uint64_t rv_peer_bad_frames(void);
 

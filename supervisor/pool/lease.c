@@ -141,6 +141,14 @@ void rv_lease_grant(struct rv_session *session, uint64_t id, struct rv_generatio
     rv_session_send(session, &frame, fds, generation->arena_count + 1);
 }
 
+/* What a client cannot wait for is as good as a year, and is no number that wraps. */
+static uint64_t deadline_us(uint64_t ms)
+{
+    const uint64_t year_ms = 365ull * 24 * 3600 * 1000;
+
+    return (ms < year_ms ? ms : year_ms) * RV_MSEC;
+}
+
 void rv_lease_attach(struct rv_session *session, uint64_t id, const Rv__Attach *request, int file_fd)
 {
     struct rv_supervisor *s = session->supervisor;
@@ -174,7 +182,7 @@ void rv_lease_attach(struct rv_session *session, uint64_t id, const Rv__Attach *
                                                .id = id,
                                                .kind = RV_WAIT_ATTACH,
                                                .progress = request->want_progress,
-                                               .deadline_us = request->deadline_ms * RV_MSEC},
+                                               .deadline_us = deadline_us(request->deadline_ms)},
                      &err);
     file_fd = -1;
 out:

@@ -205,14 +205,19 @@ static void load_end(struct rv_load *load, struct rv_generation *generation, con
 
 static void start_next(struct rv_supervisor *s);
 
+static void give_log_back(struct rv_supervisor *s, const struct rv_log *log)
+{
+    for (uint32_t i = 0; i < s->config->max_loads; i++)
+        if (log && s->pool->logs[i] == log)
+            s->pool->log_used[i] = false;
+}
+
 static void on_exit_loader(struct rv_supervisor *s, struct rv_child *child, const struct rv_exit_report *report)
 {
     struct rv_load *load = (struct rv_load *)child;
     struct rv_error err = {0};
 
-    for (uint32_t i = 0; i < s->config->max_loads; i++)
-        if (child->log && s->pool->logs[i] == child->log)
-            s->pool->log_used[i] = false;
+    give_log_back(s, child->log);
     s->pool->running--;
     load->holds_child = false;
     if (load->stage == LOAD_ENDED) {
@@ -297,6 +302,7 @@ static void load_start(struct rv_load *load)
     load->child.on_exit = on_exit_loader;
     r = rv_child_spawn(s, &load->child, &(struct rv_spawn_options){RV_CHILD_LOADER, "a loader", path, argv, env}, &err);
     if (r < 0) {
+        give_log_back(s, load->child.log);
         load_end(load, NULL, &err);
         return;
     }
@@ -390,7 +396,7 @@ int rv_load_join(struct rv_supervisor *s, struct rv_model *model, int file_fd, c
     file_fd = readable(file_fd, model->path, err);
     if (file_fd < 0)
         return file_fd;
-    if (s->pool->load_count >= LOADS_MAX || !load_create(s, model, file_fd, identity)) {
+    if (s->pool->load_count >= LOADS_MAX || (s->pool->load_count && rv_fd_is_reserved(file_fd)) || !load_create(s, model, file_fd, identity)) {
         (void)close(file_fd);
         return rv_error_set(err, EBUSY, ERROR(LIMIT), "%u loads are under way or queued", s->pool->load_count);
     }
