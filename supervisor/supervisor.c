@@ -39,10 +39,8 @@ void rv_supervisor_stop(struct rv_supervisor *s, const char *why)
 
     rv_log_info("stopping: %s%s", why, again ? ", for the second time: at once" : "");
     s->stopping = true;
-    if (!again) {
-        rv_control_close_listener(s);
+    if (!again)
         rv_router_refuse_new_jobs(s);
-    }
     rv_load_cancel_all(s);
     rv_workers_stop(s, again);
     if (again)
@@ -62,7 +60,7 @@ void rv_supervisor_tell_ready(struct rv_supervisor *s)
 static void on_signal(int signal, short what, void *context)
 {
     (void)what;
-    if (signal == SIGTERM || signal == SIGINT)
+    if (signal != SIGHUP)
         rv_supervisor_stop(context, "asked by a signal");
     else
         rv_log_info("SIGHUP: the configuration is read at start only; use `resvisor stop` and `resvisor start`");
@@ -85,14 +83,17 @@ static void raise_limits(void)
 
 static int add_signals(struct rv_supervisor *s)
 {
-    static const int signals[] = {SIGTERM, SIGINT, SIGHUP};
+    static const int signals[] = {SIGTERM, SIGINT, SIGQUIT, SIGHUP};
+    sigset_t none;
 
     for (unsigned i = 0; i < sizeof(signals) / sizeof(signals[0]); i++) {
         s->signal_events[i] = evsignal_new(s->base, signals[i], on_signal, s);
         if (!s->signal_events[i] || event_add(s->signal_events[i], NULL) < 0)
             return -ENOMEM;
     }
-    (void)signal(SIGPIPE, SIG_IGN);
+    /* The keeper started us with these blocked, so that none could end us before somebody listens. */
+    (void)sigemptyset(&none);
+    (void)sigprocmask(SIG_SETMASK, &none, NULL);
     return 0;
 }
 

@@ -26,7 +26,7 @@ struct rv_supervisor {
     struct event_base *base;
     pid_t keeper_pid;
     struct event *keeper_event;
-    struct event *signal_events[3];
+    struct event *signal_events[4];
     struct rv_children *children; /* workers, router, loaders: children/children.h */
     struct rv_pool *pool;         /* catalogue at work: pool/pool.h */
     struct rv_control *control;   /* listener and sessions: control/control.h */

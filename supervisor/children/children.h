@@ -38,6 +38,7 @@ struct rv_child {
     struct rv_session *session; /* its connection; NULL once that is closed */
     struct rv_log *log;         /* kept over restarts; NULL = none yet */
     uint64_t oom_kills_at_start;
+    uint64_t cut_off_us;        /* when its connection ended before it did; 0 = it has not */
     bool killed_by_us;          /* SIGKILL came from us: `kill_reason` says why */
     char kill_reason[RV_EXIT_TEXT_MAX - 64];
     /* Called when the process has ended and everything it sent was read. */
@@ -72,6 +73,12 @@ void rv_child_signal(struct rv_child *child, int signal);
 
 /* SIGKILL to the group, with a reason for the obituary. */
 void rv_child_kill(struct rv_child *child, const char *reason);
+
+/*
+ * Its connection has ended, by it or by us. A process that ends closes it a moment before; one that lives on can be
+ * neither asked nor told anything, and is killed soon.
+ */
+void rv_child_cut_off(struct rv_supervisor *s, struct rv_child *child);
 
 /* From the keeper: the process is a zombie. Unknown pids (reparented grandchildren) are fine. */
 void rv_children_exited(struct rv_supervisor *s, pid_t pid, int code, int status);

@@ -4,12 +4,14 @@
 
 #include "children.h"
 
+struct event;
 struct rv_log_follower;
 struct rv_router;
 
 struct rv_children {
     struct rv_child **alive; /* processes that have not ended; child_limit places */
     uint32_t alive_count, child_limit;
+    struct event *cut_off_event; /* looks for children without a connection */
 
     struct rv_worker *workers; /* all of all types, in the order of the configuration */
     uint32_t worker_count;

@@ -1,6 +1,7 @@
 /* Starting, signalling and ending processes; what workers, router and loaders share. */
 #include <dirent.h>
 #include <errno.h>
+#include <event2/event.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
@@ -23,8 +24,11 @@
 
 #define CHILD_CONTROL_FD 3
 #define EXIT_CANNOT_EXECUTE 127
+#define CUT_OFF_US (5 * RV_SEC) /* a child may live on without its connection for so long */
 
 extern char **environ;
+
+static void on_cut_off(int fd, short what, void *context);
 
 int rv_children_init(struct rv_supervisor *s)
 {
@@ -38,7 +42,8 @@ int rv_children_init(struct rv_supervisor *s)
         workers += s->config->types[i].workers;
     c->child_limit = workers + s->config->max_loads + 1;
     c->alive = calloc(c->child_limit, sizeof(*c->alive));
-    if (!c->alive || rv_workers_init(s, workers) < 0 || rv_router_link_init(s) < 0)
+    c->cut_off_event = event_new(s->base, -1, 0, on_cut_off, c);
+    if (!c->alive || !c->cut_off_event || rv_workers_init(s, workers) < 0 || rv_router_link_init(s) < 0)
         return -ENOMEM;
     return rv_logs_init(s);
 }
@@ -50,6 +55,8 @@ void rv_children_fini(struct rv_supervisor *s)
     rv_workers_fini(s);
     rv_router_link_fini(s);
     rv_logs_fini(s);
+    if (s->children->cut_off_event)
+        event_free(s->children->cut_off_event);
     free(s->children->alive);
     free(s->children);
     s->children = NULL;
@@ -99,7 +106,6 @@ static void prefer_for_oom(enum rv_child_kind kind)
 static void child_exec(const struct rv_spawn_options *options, const char *const *env, int control, int log, pid_t keeper)
 {
     sigset_t none;
-    int null;
 
     (void)setpgid(0, 0);
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -107,18 +113,14 @@ static void child_exec(const struct rv_spawn_options *options, const char *const
         _exit(EXIT_CANNOT_EXECUTE);
     for (int sig = 1; sig < NSIG; sig++)
         (void)signal(sig, SIG_DFL);
-    prefer_for_oom(options->kind);
-    /* Sources go above 9 first, so that no dup2 hits one of them. */
-    control = fcntl(control, F_DUPFD, 10);
-    log = fcntl(log, F_DUPFD, 10);
-    null = open("/dev/null", O_RDONLY);
-    if (control < 0 || log < 0 || null < 0)
+    /* At the limit of descriptors nothing new can be opened, so nothing is: our ends take the places 0 to 3, which the
+     * supervisor keeps filled and which no end of a new child is, and what the supervisor has open goes. */
+    (void)close(STDIN_FILENO);
+    if (open("/dev/null", O_RDONLY) != STDIN_FILENO || dup2(log, STDOUT_FILENO) < 0 || dup2(log, STDERR_FILENO) < 0 ||
+        dup2(control, CHILD_CONTROL_FD) < 0)
         _exit(EXIT_CANNOT_EXECUTE);
-    (void)dup2(null, STDIN_FILENO);
-    (void)dup2(log, STDOUT_FILENO);
-    (void)dup2(log, STDERR_FILENO);
-    (void)dup2(control, CHILD_CONTROL_FD);
     (void)syscall(SYS_close_range, CHILD_CONTROL_FD + 1, ~0U, 0);
+    prefer_for_oom(options->kind);
     (void)sigemptyset(&none);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
     (void)execve(options->path, (char *const *)options->argv, (char *const *)env);
@@ -201,6 +203,7 @@ int rv_child_spawn(struct rv_supervisor *s, struct rv_child *child, const struct
         .incarnation = s->state.counters.next_incarnation++,
         .started_us = rv_now_us(),
     };
+    child->cut_off_us = 0;
     child->killed_by_us = false;
     child->kill_reason[0] = '\0';
     child->oom_kills_at_start = oom_kills();
@@ -246,6 +249,40 @@ void rv_child_kill(struct rv_child *child, const char *reason)
         (void)snprintf(child->kill_reason, sizeof(child->kill_reason), "%s", reason);
     }
     rv_child_signal(child, SIGKILL);
+}
+
+static void arm_cut_off(struct rv_children *c)
+{
+    static const struct timeval soon = {CUT_OFF_US / RV_SEC, 0};
+
+    if (!event_pending(c->cut_off_event, EV_TIMEOUT, NULL))
+        (void)event_add(c->cut_off_event, &soon);
+}
+
+static void on_cut_off(int fd, short what, void *context)
+{
+    struct rv_children *c = context;
+    uint64_t now = rv_now_us();
+
+    (void)fd;
+    (void)what;
+    for (uint32_t i = 0; i < c->alive_count; i++) {
+        struct rv_child *child = c->alive[i];
+
+        if (child->cut_off_us == 0 || child->killed_by_us)
+            continue;
+        if (now - child->cut_off_us >= CUT_OFF_US)
+            rv_child_kill(child, "its connection to the supervisor ended, and it did not");
+        else
+            arm_cut_off(c);
+    }
+}
+
+void rv_child_cut_off(struct rv_supervisor *s, struct rv_child *child)
+{
+    child->session = NULL;
+    child->cut_off_us = rv_now_us();
+    arm_cut_off(s->children);
 }
 
 /* ---- ends ------------------------------------------------------------------------------------------------------- */

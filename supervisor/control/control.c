@@ -47,7 +47,7 @@ static void on_peer_close(struct rv_peer *peer, const char *why, void *context)
     if (strcmp(why, "it closed") != 0)
         rv_log_warning("%s is dropped: %s", rv_session_describe(session), why);
     if (session->child)
-        session->child->session = NULL; /* its exit is reported by the keeper */
+        rv_child_cut_off(session->supervisor, session->child);
     rv_session_destroy(session);
 }
 
@@ -193,6 +193,10 @@ static void admit(struct rv_supervisor *s, int socket)
         refuse(socket, ERROR(NOT_PERMITTED), "this user is not admitted");
         return;
     }
+    if (rv_fd_is_reserved(socket)) {
+        refuse(socket, ERROR(LIMIT), "too many clients are connected (limit of open files)");
+        return;
+    }
     if (s->state.counters.clients >= s->config->max_clients) {
         refuse(socket, ERROR(LIMIT), "too many clients are connected (clients.max)");
         return;
@@ -289,7 +293,7 @@ int rv_control_init(struct rv_supervisor *s)
     return 0;
 }
 
-void rv_control_close_listener(struct rv_supervisor *s)
+static void close_listener(struct rv_supervisor *s)
 {
     struct rv_control *c = s->control;
 
@@ -310,7 +314,7 @@ void rv_control_fini(struct rv_supervisor *s)
 
     if (!s->control)
         return;
-    rv_control_close_listener(s);
+    close_listener(s);
     while ((session = TAILQ_FIRST(&s->control->sessions)))
         rv_session_destroy(session);
     free(s->control);

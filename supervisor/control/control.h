@@ -46,9 +46,6 @@ TAILQ_HEAD(rv_session_list, rv_session);
 int rv_control_init(struct rv_supervisor *s);
 void rv_control_fini(struct rv_supervisor *s);
 
-/* No new clients from now on. */
-void rv_control_close_listener(struct rv_supervisor *s);
-
 /* A session for a child's connection; takes over the socket, also on failure. NULL = no memory. */
 struct rv_session *rv_session_create(struct rv_supervisor *s, int socket, Rv__Role role, struct rv_child *child);
 
