@@ -16,6 +16,7 @@
 #define LOCAL_PEERS_MAX 64u
 #define BACKLOG 16
 #define GROUPS_MAX 65536u
+#define HELLO_TIMEOUT_S 10 /* a peer that says nothing gives its place back */
 
 enum access { REFUSED, CLIENT, OPERATOR };
 
@@ -84,6 +85,7 @@ static void greet(struct rv_local_peer *local, const Rv__Frame *message)
     frame.body_case = RV__FRAME__BODY_HELLO_REPLY;
     frame.hello_reply = &reply;
     local->greeted = true;
+    (void)event_del(local->hello_timer);
     (void)rv_peer_send(local->peer, &frame, NULL, 0, RV_SEND_REPLY);
 }
 
@@ -108,7 +110,16 @@ static void free_local(struct rv_local_peer *local)
     rv_parked_peer_gone(router, local);
     TAILQ_REMOVE(&router->locals, local, link);
     router->local_count--;
+    if (local->hello_timer)
+        event_free(local->hello_timer);
     free(local);
+}
+
+static void on_hello_timeout(int socket, short what, void *context)
+{
+    (void)socket;
+    (void)what;
+    rv_peer_drop(((struct rv_local_peer *)context)->peer, "it did not say Hello in time");
 }
 
 static void on_close(struct rv_peer *peer, const char *why, void *context)
@@ -118,29 +129,49 @@ static void on_close(struct rv_peer *peer, const char *why, void *context)
     free_local(context);
 }
 
+/* Nothing is kept that could hold a place, and nothing waits for the peer to read it. */
+static void say_full(int socket)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+    Resvisor__V1__Error error;
+    struct rv_error err = {0};
+
+    (void)rv_error_set(&err, EBUSY, RV_CODE(LIMIT), "%u local clients are connected to the router already",
+                       LOCAL_PEERS_MAX);
+    rv_error_to_message(&err, &error);
+    frame.body_case = RV__FRAME__BODY_ERROR;
+    frame.error = &error;
+    (void)rv_frame_send(socket, &frame, NULL, 0, 0);
+    (void)close(socket);
+}
+
 static void add_peer(struct rv_router *router, int socket)
 {
     static const struct rv_peer_handlers handlers = {on_frame, on_close};
+    static const struct timeval hello = {HELLO_TIMEOUT_S, 0};
     enum access access = access_of(router, socket);
     struct rv_local_peer *local = NULL;
 
     if (router->local_count < LOCAL_PEERS_MAX)
         local = calloc(1, sizeof(*local));
-    if (!local) { /* full: the end of the connection says so; nothing is kept that could hold the place */
-        (void)close(socket);
+    if (!local) {
+        say_full(socket);
         return;
     }
     local->router = router;
     local->is_operator = access == OPERATOR;
     TAILQ_INSERT_TAIL(&router->locals, local, link);
     router->local_count++;
+    local->hello_timer = event_new(router->base, -1, 0, on_hello_timeout, local);
     local->peer = rv_peer_create(router->base, socket, &handlers, local);
-    if (!local->peer)
+    if (!local->peer || !local->hello_timer || event_add(local->hello_timer, &hello) < 0) {
+        rv_peer_destroy(local->peer);
         free_local(local);
-    else if (access == REFUSED)
+    } else if (access == REFUSED) {
         refuse(local->peer, 0, RV_CODE(NOT_PERMITTED),
                "only the owner of resvisor, root and members of clients.group "
                "are admitted");
+    }
 }
 
 static void on_pause_end(int socket, short what, void *context)

@@ -143,6 +143,7 @@ struct rv_local_peer {
     TAILQ_ENTRY(rv_local_peer) link;
     struct rv_router *router;
     struct rv_peer *peer;
+    struct event *hello_timer;
     bool greeted, is_operator;
     uint32_t parked;
 };
