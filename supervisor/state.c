@@ -56,6 +56,7 @@ static void model_free(struct rv_state *state, struct rv_model *model)
     state->model_count--;
     free(model->name);
     free(model->path);
+    free(model->source);
     free(model->format);
     free(model);
 }
@@ -131,10 +132,12 @@ struct rv_model *rv_model_add(struct rv_state *state, const char *name, const ch
         return NULL;
     model->name = strdup(name);
     model->path = strdup(path);
+    model->source = strdup(path);
     model->format = strdup(format);
-    if (!model->name || !model->path || !model->format) {
+    if (!model->name || !model->path || !model->source || !model->format) {
         free(model->name);
         free(model->path);
+        free(model->source);
         free(model->format);
         free(model);
         return NULL;

@@ -174,7 +174,7 @@ int rv_catalog_find(struct rv_supervisor *s, const char *name_or_path, struct rv
                             rv_escape(shown, sizeof(shown), name_or_path, strlen(name_or_path)));
     if (strlen(name_or_path) >= RV_PATH_MAX)
         return rv_error_set(err, ENAMETOOLONG, ERROR(BAD_REQUEST), "a path over %u bytes", RV_PATH_MAX);
-    fd = open_model(s, named ? named->path : name_or_path, configured, real, ret_identity, err);
+    fd = open_model(s, named ? named->source : name_or_path, configured, real, ret_identity, err);
     if (fd < 0) {
         if (fd == -ENOENT && named && rv_model_current(named)) {
             /* The weights are ours: that somebody removed the file does not take them from those who use them. */

@@ -156,6 +156,21 @@ def test_a_changed_file_is_a_new_generation_and_the_old_one_lives_until_its_last
     procfs.wait_until(lambda: bare.model(path).old_generations == 0, 5, "the end of the old generation")
 
 
+def test_a_configured_link_that_is_moved_leads_to_another_model(make_service):
+    service = make_service()
+    link = service.models / "current.safetensors"
+    contents = {seed: models.write_plain(service.models / f"v{seed}.safetensors", seed=seed) for seed in (1, 2)}
+    link.symlink_to("v1.safetensors")
+    service.config["models"] = {"current": {"path": "current.safetensors"}}
+    service.start()
+    for seed in (1, 2, 1):
+        link.unlink()
+        link.symlink_to(f"v{seed}.safetensors")
+        found, _, _ = read_all(service.control, "current")
+        assert {name: data for name, (_, _, data, _) in found.items()} == contents[seed], seed
+        assert service.model("current").path == str((service.models / f"v{seed}.safetensors").resolve())
+
+
 def test_a_file_overwritten_in_place_does_not_change_what_clients_hold(bare):
     path = bare.models / "m.safetensors"
     old = models.write_plain(path, seed=1)
