@@ -155,9 +155,52 @@ static void bare_round(int socket, const char *model, struct lease_times *times)
     rv_frame_fini(&answer);
 }
 
+/* Answers each message with two descriptors and says nothing else: what two wake-ups cost without resvisor. */
+__attribute__((noreturn)) static void echo(int socket)
+{
+    uint8_t bytes[128];
+    const int fds[2] = {STDIN_FILENO, STDOUT_FILENO};
+    ssize_t n;
+
+    while ((n = recv(socket, bytes, sizeof(bytes), 0)) > 0)
+        if (rv_frame_send_packed(socket, bytes, (uint32_t)n, fds, 2) < 0)
+            break;
+    _exit(0);
+}
+
+static void echo_rounds(struct bench_samples *samples)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+    Rv__Done done = RV__DONE__INIT;
+    int pair[2];
+    pid_t pid;
+
+    if (rv_frame_pair(pair) < 0 || (pid = fork()) < 0)
+        bench_fail("no echo process: %s", strerror(errno));
+    if (pid == 0) {
+        (void)close(pair[0]);
+        echo(pair[1]);
+    }
+    (void)close(pair[1]);
+    frame.id = 1;
+    frame.body_case = RV__FRAME__BODY_DONE;
+    frame.done = &done;
+    while (samples->count < samples->capacity) {
+        struct rv_frame answer = RV_FRAME_INIT;
+        uint64_t start = bench_now_ns();
+
+        ask(pair[0], &frame, RV__FRAME__BODY_DONE, &answer);
+        bench_sample(samples, start);
+        rv_frame_fini(&answer);
+    }
+    (void)close(pair[0]);
+    (void)waitpid(pid, NULL, 0);
+}
+
 static int command_lease(char **args)
 {
     uint64_t rounds = bench_number(args[2]), tensors;
+    struct bench_samples bare_echo = bench_samples_make(rounds);
     struct lease_times library = {bench_samples_make(rounds), bench_samples_make(rounds), bench_samples_make(rounds)};
     struct lease_times bare = {.attach = bench_samples_make(rounds), .detach = bench_samples_make(rounds)};
     char name[256];
@@ -170,7 +213,11 @@ static int command_lease(char **args)
     for (uint64_t i = 0; i < rounds; i++)
         bare_round(fd, args[1], &bare);
     (void)close(fd);
+    echo_rounds(&bare_echo);
     (void)printf("{\"tensors\": %llu, ", (unsigned long long)tensors);
+    bench_samples_print("echo", &bare_echo);
+    (void)printf(", ");
+    bench_samples_free(&bare_echo);
     bench_samples_print("whole", &library.whole);
     (void)printf(", ");
     bench_samples_print("attach", &library.attach);
