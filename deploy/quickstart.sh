@@ -162,6 +162,8 @@ echo "  ready after $(($(now_ms) - start)) ms: keeper, supervisor, router, and a
 # ---- 1 ---------------------------------------------------------------------------------------------------------------
 
 title "1. Five jobs"
+resvisor load text-encoder >/dev/null 2>&1 || fail "the text encoder was not loaded"
+echo "  the text encoder was loaded once for the three workers: $(mib "$(read_so_far)") MiB read from disk"
 run_header
 run "image, for the first time" image image-1.png
 run "image again" image image-2.png
@@ -173,6 +175,9 @@ last_ms=$wall
 [ "$last_read" -eq 0 ] || fail "the last image read $last_read bytes from disk; 0 were expected"
 cmp -s "$out/image-1.png" "$out/image-3.png" || fail "the same input and seed gave another picture"
 echo "  the last image read 0 bytes, took $wall ms (the warm one before: $warm_ms ms), and is the same picture bit for bit"
+
+echo "  how resvisor's log tells the loads:"
+grep 'is resident' "$work/log" | sed 's/^.* resvisor: /    /'
 
 # ---- 2 ---------------------------------------------------------------------------------------------------------------
 
