@@ -4,23 +4,55 @@
 
 #include "router.h"
 
-static int ask(struct rv_router *router, struct rv_asker *asker, Rv__Frame *frame, struct rv_error *err)
-{
-    int r = rv_parked_add(router, asker, NULL, 0, &frame->id, err);
+#define MODELS_MAX 64u /* requests about models under way: with paths of 4 KiB they must fit the supervisor's queue */
 
-    if (r == 0)
-        (void)rv_peer_send(router->supervisor, frame, NULL, 0, RV_SEND_REPLY);
-    return r;
+static void send(struct rv_router *router, Rv__Frame *frame)
+{
+    (void)rv_peer_send(router->supervisor, frame, NULL, 0, RV_SEND_REPLY); /* failure ends the connection, and us */
 }
 
-int rv_ask_status(struct rv_router *router, struct rv_asker *asker, struct rv_error *err)
+static void send_status_ask(struct rv_router *router)
 {
     Rv__Frame frame = RV__FRAME__INIT;
     Resvisor__V1__StatusRequest request = RESVISOR__V1__STATUS_REQUEST__INIT;
 
+    router->status_ask = ++router->next_ask;
+    frame.id = router->status_ask;
     frame.body_case = RV__FRAME__BODY_STATUS_REQUEST;
     frame.status_request = &request;
-    return ask(router, asker, &frame, err);
+    send(router, &frame);
+}
+
+/* Those who wait for the next status now wait for the one that is asked for here. */
+static void next_status(struct rv_router *router)
+{
+    struct rv_parked *parked;
+
+    router->status_ask = 0;
+    TAILQ_FOREACH (parked, &router->parked, link) {
+        if (parked->job || parked->ask_id)
+            continue;
+        if (!router->status_ask)
+            send_status_ask(router);
+        parked->ask_id = router->status_ask;
+    }
+}
+
+/*
+ * One status is under way at a time, and all who ask meanwhile share the next one: the one under way may be older than
+ * what they know. A flood of these large answers would else fill the way between supervisor and router, and end it.
+ */
+int rv_ask_status(struct rv_router *router, struct rv_asker *asker, struct rv_error *err)
+{
+    uint64_t id;
+    int r = rv_parked_add(router, asker, NULL, 0, &id, err);
+
+    if (r < 0)
+        return r;
+    rv_parked_find(router, id)->ask_id = 0;
+    if (!router->status_ask)
+        next_status(router);
+    return 0;
 }
 
 int rv_ask_model(struct rv_router *router, struct rv_asker *asker, const Resvisor__V1__ModelRequest *request,
@@ -28,12 +60,23 @@ int rv_ask_model(struct rv_router *router, struct rv_asker *asker, const Resviso
 {
     Rv__Frame frame = RV__FRAME__INIT;
     Resvisor__V1__ModelRequest copy = RESVISOR__V1__MODEL_REQUEST__INIT; /* without what we do not know */
+    const struct rv_parked *parked;
+    unsigned under_way = 0;
+    int r;
 
+    TAILQ_FOREACH (parked, &router->parked, link)
+        under_way += !parked->job && parked->ask_id && parked->ask_id != router->status_ask;
+    if (under_way >= MODELS_MAX)
+        return rv_error_set(err, EBUSY, RV_CODE(LIMIT), "%u requests about models wait for their answer", under_way);
+    r = rv_parked_add(router, asker, NULL, 0, &frame.id, err);
+    if (r < 0)
+        return r;
     copy.action = request->action;
     copy.model = request->model;
     frame.body_case = RV__FRAME__BODY_MODEL_REQUEST;
     frame.model_request = &copy;
-    return ask(router, asker, &frame, err);
+    send(router, &frame);
+    return 0;
 }
 
 /* Puts in what only the router knows. The texts live as long as the jobs and types do: longer than this reply. */
@@ -68,22 +111,12 @@ static void forward_error(struct rv_router *router, struct rv_asker *asker, Resv
     rv_rpc_reply_error(router, asker, &err, error ? error->retry_after_ms : 0);
 }
 
-void rv_ask_answered(struct rv_router *router, Rv__Frame *message)
+static void answer(struct rv_router *router, struct rv_asker *asker, Rv__Frame *message)
 {
-    struct rv_parked *parked = rv_parked_find(router, message->id);
     Resvisor__V1__Reply reply = RESVISOR__V1__REPLY__INIT;
-    struct rv_asker asker;
 
-    if (!parked)
-        return; /* the asker has gone */
-    asker = parked->asker;
-    if (asker.peer)
-        asker.peer->parked--;
-    parked->asker = (struct rv_asker){0};
-    rv_parked_free(parked);
     switch (message->body_case) {
     case RV__FRAME__BODY_STATUS:
-        complete_status(router, message->status);
         reply.body_case = RESVISOR__V1__REPLY__BODY_STATUS;
         reply.status = message->status;
         break;
@@ -92,8 +125,26 @@ void rv_ask_answered(struct rv_router *router, Rv__Frame *message)
         reply.model = message->model_status;
         break;
     default:
-        forward_error(router, &asker, message->body_case == RV__FRAME__BODY_ERROR ? message->error : NULL);
+        forward_error(router, asker, message->body_case == RV__FRAME__BODY_ERROR ? message->error : NULL);
         return;
     }
-    rv_rpc_reply(router, &asker, &reply, -1);
+    rv_rpc_reply(router, asker, &reply, -1);
+}
+
+void rv_ask_answered(struct rv_router *router, Rv__Frame *message)
+{
+    struct rv_parked *parked;
+
+    if (!message->id)
+        return;
+    if (message->body_case == RV__FRAME__BODY_STATUS)
+        complete_status(router, message->status);
+    while ((parked = rv_parked_find(router, message->id))) { /* none: the asker has gone */
+        struct rv_asker asker;
+
+        rv_parked_release(parked, &asker);
+        answer(router, &asker, message);
+    }
+    if (message->id == router->status_ask)
+        next_status(router);
 }

@@ -13,15 +13,12 @@ static void on_timeout(int socket, short what, void *context)
 {
     struct rv_parked *parked = context;
     struct rv_job_record *job = parked->job;
-    struct rv_asker asker = parked->asker;
     struct rv_router *router = parked->router;
+    struct rv_asker asker;
 
     (void)socket;
     (void)what;
-    parked->asker = (struct rv_asker){0};
-    if (asker.peer)
-        asker.peer->parked--;
-    rv_parked_free(parked);
+    rv_parked_release(parked, &asker);
     rv_rpc_reply_job(router, &asker, job);
 }
 
@@ -100,6 +97,15 @@ void rv_parked_free(struct rv_parked *parked)
     if (parked->timer)
         event_free(parked->timer);
     free(parked);
+}
+
+void rv_parked_release(struct rv_parked *parked, struct rv_asker *ret_asker)
+{
+    *ret_asker = parked->asker;
+    if (ret_asker->peer)
+        ret_asker->peer->parked--;
+    parked->asker = (struct rv_asker){0};
+    rv_parked_free(parked);
 }
 
 void rv_parked_job_ended(struct rv_router *router, struct rv_job_record *job)

@@ -154,7 +154,7 @@ struct rv_parked {
     struct rv_router *router;
     struct rv_asker asker;
     struct rv_job_record *job; /* NULL = waits for the supervisor */
-    uint64_t ask_id;
+    uint64_t ask_id;           /* 0 = for the next status that is asked for */
     struct event *timer;
 };
 
@@ -202,6 +202,7 @@ struct rv_router {
     struct rv_parked_list parked;
     uint32_t parked_count;
     uint64_t next_ask;
+    uint64_t status_ask; /* under way; 0 = none */
 
     int rep[2], pub; /* nanomsg: ipc and tcp; -1 = off */
     struct event *rep_events[2];
@@ -309,14 +310,18 @@ struct rv_job_record *rv_ledger_adopt(struct rv_router *router, struct rv_worker
 /* Takes the asker over. timeout_ms counts for job only. -EBUSY with err = too many wait already. */
 int rv_parked_add(struct rv_router *router, struct rv_asker *asker, struct rv_job_record *job, uint64_t timeout_ms,
                   uint64_t *ret_ask_id, struct rv_error *err);
+/* The first that waits for that answer of the supervisor; NULL = none. */
 struct rv_parked *rv_parked_find(struct rv_router *router, uint64_t ask_id);
+
+/* Takes the asker out and ends the rest. */
+void rv_parked_release(struct rv_parked *parked, struct rv_asker *ret_asker);
 void rv_parked_free(struct rv_parked *parked);
 void rv_parked_job_ended(struct rv_router *router, struct rv_job_record *job);
 void rv_parked_peer_gone(struct rv_router *router, struct rv_local_peer *peer);
 
 /* ---- ask.c ------------------------------------------------------------------------------------------------------ */
 
-/* Sends a request on to the supervisor and parks the asker. */
+/* Sends a request on to the supervisor and parks the asker. However many ask, few requests are under way at a time. */
 int rv_ask_status(struct rv_router *router, struct rv_asker *asker, struct rv_error *err);
 int rv_ask_model(struct rv_router *router, struct rv_asker *asker, const Resvisor__V1__ModelRequest *request,
                  struct rv_error *err);

@@ -378,6 +378,56 @@ static void a_repeated_wait_takes_no_place_and_no_more_time(void **state)
     stage_end(&s);
 }
 
+/* Answers the status that the router asks the supervisor for next. */
+static void answer_status(struct stage *s, int pid)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+    Resvisor__V1__Status status = RESVISOR__V1__STATUS__INIT;
+    struct rv_frame got = RV_FRAME_INIT;
+
+    frame_of(s->supervisor, RV__FRAME__BODY_STATUS_REQUEST, &got);
+    frame.id = got.message->id;
+    rv_frame_fini(&got);
+    status.supervisor_pid = pid;
+    frame.body_case = RV__FRAME__BODY_STATUS;
+    frame.status = &status;
+    send_frame(s->supervisor, &frame, NULL, 0);
+}
+
+static void many_who_ask_for_the_status_share_the_next_one(void **state)
+{
+    enum { MANY = 60 };
+    Resvisor__V1__StatusRequest ask = RESVISOR__V1__STATUS_REQUEST__INIT;
+    struct rv_frame got = RV_FRAME_INIT;
+    struct stage s;
+    int local;
+    REQUEST(request);
+
+    (void)state;
+    stage_init(&s);
+    stage_start(&s);
+    local = local_open(&s);
+    request.body_case = RESVISOR__V1__REQUEST__BODY_STATUS;
+    request.status = &ask;
+    for (unsigned i = 0; i < MANY; i++)
+        local_request(local, &request, NULL);
+    barrier(&s);
+    answer_status(&s, 1);
+    answer_status(&s, 2);
+    for (unsigned i = 0; i < MANY; i++) {
+        next_frame(local, &got);
+        assert_int_equal(got.message->rpc_reply->status->supervisor_pid, i == 0 ? 1 : 2);
+        rv_frame_fini(&got);
+    }
+    local_request(local, &request, NULL); /* and nobody else has asked */
+    answer_status(&s, 3);
+    next_frame(local, &got);
+    assert_int_equal(got.message->rpc_reply->status->supervisor_pid, 3);
+    rv_frame_fini(&got);
+    (void)close(local);
+    stage_end(&s);
+}
+
 static void status_and_models_are_answered_by_the_supervisor(void **state)
 {
     Rv__Frame frame = RV__FRAME__INIT;
@@ -654,6 +704,7 @@ int main(void)
         cmocka_unit_test(too_many_waiting_requests_get_a_limit_error),
         cmocka_unit_test(a_wait_ends_at_its_time_with_the_job_as_it_stands),
         cmocka_unit_test(a_repeated_wait_takes_no_place_and_no_more_time),
+        cmocka_unit_test(many_who_ask_for_the_status_share_the_next_one),
         cmocka_unit_test(status_and_models_are_answered_by_the_supervisor),
         cmocka_unit_test(the_command_line_gets_a_whole_output_as_a_descriptor),
         cmocka_unit_test(garbage_on_the_local_socket_ends_only_that_peer),
