@@ -107,7 +107,7 @@ static const struct rv_key keys[] = {
      "Longest run time of a job. 0 means no limit."},
     {"types.*.cancel_timeout", RV_KEY_DURATION, TYPE(cancel_timeout_us), 100000, HOUR, false, NULL, "10s",
      "A worker whose cancelled job goes on for longer is killed."},
-    {"types.*.max_deaths", RV_KEY_UINT, TYPE(max_deaths), 1, 1000, false, NULL, "5",
+    {"types.*.max_deaths", RV_KEY_UINT, TYPE(max_deaths), 1, RV_DEATHS_MAX, false, NULL, "5",
      "Deaths of a worker within death_window after which it is not started again until `resvisor restart TYPE`."},
     {"types.*.death_window", RV_KEY_DURATION, TYPE(death_window_us), SECOND, DAY, false, NULL, "5m",
      "The time that max_deaths counts in."},

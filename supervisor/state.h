@@ -113,7 +113,6 @@ struct rv_process {
 };
 
 /* When it died, for the restart policy: the last deaths, newest first. */
-#define RV_DEATHS_MAX 32u
 struct rv_deaths {
     uint64_t at_us[RV_DEATHS_MAX];
     uint32_t count;       /* entries used */

@@ -163,7 +163,7 @@ void rv_router_type_state(struct rv_supervisor *s, const char *type);
 struct rv_log *rv_log_create(struct rv_supervisor *s, const char *name, const char *type);
 void rv_log_destroy(struct rv_log *log);
 
-/* Reads `pipe` from now on (taken over, also on failure). 0 or negative errno. */
+/* Reads `pipe` from now on (taken over on success). 0 or negative errno. */
 int rv_log_open_pipe(struct rv_log *log, int pipe);
 
 /* The process has ended: reads what is there and closes the pipe. */

@@ -245,13 +245,15 @@ int rv_logs_send(struct rv_supervisor *s, struct rv_session *session, uint64_t i
                  struct rv_error *err)
 {
     struct rv_children *c = s->children;
+    char shown[4 * RV_NAME_MAX];
     bool found = false;
 
     for (const struct rv_log *log = c->logs; log; log = log->next)
         found = found || strcmp(log->type, type) == 0;
     if (!found)
         return rv_error_set(err, ENOENT, RESVISOR__V1__ERROR_CODE__ERROR_NO_SUCH_TYPE,
-                            "no workflow type \"%s\"; also allowed: router, loader, resvisor", type);
+                            "no workflow type \"%s\"; also allowed: router, loader, resvisor",
+                            rv_escape(shown, sizeof(shown), type, strlen(type)));
     if (follow && c->follower_count >= FOLLOWERS_MAX)
         return rv_error_set(err, EBUSY, RESVISOR__V1__ERROR_CODE__ERROR_LIMIT, "%u readers follow logs already",
                             FOLLOWERS_MAX);

@@ -324,6 +324,17 @@ void rv_jobs_cancel(struct rv_router *router, struct rv_job_record *job)
     rv_jobs_arm(router, job, job->type->cancel_timeout_us ? job->type->cancel_timeout_us : 1);
 }
 
+void rv_jobs_end_queued(struct rv_router *router)
+{
+    struct rv_job_record *job;
+    struct rv_error err = {0};
+
+    (void)rv_error_set(&err, ESHUTDOWN, RV_CODE(SHUTTING_DOWN), "resvisor was stopped while the job waited in its queue");
+    for (unsigned i = 0; i < router->type_count; i++)
+        while ((job = TAILQ_FIRST(&router->types[i].queue)))
+            rv_jobs_end(router, job, &err);
+}
+
 void rv_jobs_view(const struct rv_job_record *job, struct rv_job_view *view)
 {
     Resvisor__V1__Job *m = &view->job;

@@ -49,6 +49,7 @@ static void on_drain(struct rv_router *router, struct rv_frame *frame)
 {
     (void)frame;
     router->stopping = true;
+    rv_jobs_end_queued(router);
 }
 
 static void on_answer(struct rv_router *router, struct rv_frame *frame)

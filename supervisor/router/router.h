@@ -243,6 +243,9 @@ void rv_jobs_mark(struct rv_router *router, struct rv_job_record *job, bool ende
 /* A queued job ends at once; a running one is asked to, and its worker ends if it does not. */
 void rv_jobs_cancel(struct rv_router *router, struct rv_job_record *job);
 
+/* Resvisor is stopping: queued jobs will not run, and those who wait for them are told. */
+void rv_jobs_end_queued(struct rv_router *router);
+
 /* Starts or replaces the timer of a running job; 0 = none. */
 void rv_jobs_arm(struct rv_router *router, struct rv_job_record *job, uint64_t us);
 

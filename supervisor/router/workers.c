@@ -137,6 +137,8 @@ static void put_back(struct rv_worker_entry *worker)
     job->progress_text[0] = '\0';
     rv_jobs_enqueue(worker->router, job, true);
     rv_events_job(worker->router, job);
+    if (worker->router->stopping)
+        rv_jobs_end_queued(worker->router);
 }
 
 static void send_start(struct rv_worker_entry *worker)

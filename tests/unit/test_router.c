@@ -551,6 +551,33 @@ static void a_job_held_back_for_a_worker_whose_channel_ended_goes_to_another(voi
     stage_end(&s);
 }
 
+static void a_stop_ends_queued_jobs_and_lets_running_ones_end(void **state)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+    Rv__Drain drain = RV__DRAIN__INIT;
+    struct stage s;
+    int worker;
+
+    (void)state;
+    stage_init(&s);
+    stage_start(&s);
+    worker = worker_join(&s, "image/0", 1);
+    assert_int_equal(submit_code(s.client, "runs", plain), 0);
+    worker_starts(worker, "runs", 1);
+    assert_int_equal(submit_code(s.client, "waits", plain), 0);
+    wait_send(s.client, "waits", WAIT_MS);
+    frame.body_case = RV__FRAME__BODY_DRAIN;
+    frame.drain = &drain;
+    send_frame(s.supervisor, &frame, NULL, 0);
+    reply_free(rpc_receive(s.client));
+    assert_int_equal(ended_with(s.client, "waits", STATE(FAILED)), CODE(SHUTTING_DOWN));
+    assert_int_equal(submit_code(s.client, "late", plain), CODE(SHUTTING_DOWN));
+    worker_ends(worker, "runs", NULL, 0, 0);
+    assert_int_equal(ended_with(s.client, "runs", STATE(DONE)), 0);
+    (void)close(worker);
+    stage_end(&s);
+}
+
 static void a_stranger_on_a_worker_channel_is_dropped(void **state)
 {
     struct stage s;
@@ -600,6 +627,7 @@ int main(void)
         cmocka_unit_test(a_job_refused_by_a_leaving_worker_goes_to_another),
         cmocka_unit_test(a_job_is_not_started_before_its_mark_has_left_the_router),
         cmocka_unit_test(a_job_held_back_for_a_worker_whose_channel_ended_goes_to_another),
+        cmocka_unit_test(a_stop_ends_queued_jobs_and_lets_running_ones_end),
         cmocka_unit_test(a_stranger_on_a_worker_channel_is_dropped),
     };
 
