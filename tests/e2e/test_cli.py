@@ -156,10 +156,10 @@ def test_output_to_a_pipe_has_no_escape_codes(faulty):
 def test_names_from_files_are_escaped(bare):
     path = bare.models / "evil\x1b[31m\n.safetensors"
     models.write_plain(path, mib=1)
-    bare.cli("load", path)
-    result = bare.cli("models")
-    assert "\x1b" not in result.stdout
-    assert len(result.stdout.splitlines()) == 2
+    refused = bare.cli("load", path, check=False)
+    assert refused.returncode == 4
+    assert "\x1b" not in refused.stderr and "evil\\x1b[31m\\x0a.safetensors" in refused.stderr
+    assert len(bare.cli("models").stdout.splitlines()) <= 1
 
 
 def test_a_closed_pipe_ends_a_command_quietly(faulty):
