@@ -38,12 +38,25 @@ int rv_state_init(struct rv_state *state)
 
     *state = (struct rv_state){.counters = {.started_us = rv_now_us(), .next_incarnation = 1, .next_lease = 1}};
     TAILQ_INIT(&state->models);
+    TAILQ_INIT(&state->leases);
+    state->router.process = (struct rv_process){.kind = RV_CHILD_ROUTER, .pidfd = -1};
     if (getrandom(random, sizeof(random), 0) != (ssize_t)sizeof(random))
         return -EIO;
     for (unsigned i = 0; i < sizeof(random); i++)
         (void)snprintf(state->instance + 2 * i, 3, "%02x", random[i]);
     state->ledger.entries = calloc(RV_JOB_LEDGER_MAX, sizeof(*state->ledger.entries));
     return state->ledger.entries ? 0 : -ENOMEM;
+}
+
+int rv_state_place_workers(struct rv_state *state, uint32_t count)
+{
+    state->workers = calloc(count ? count : 1, sizeof(*state->workers));
+    if (!state->workers)
+        return -ENOMEM;
+    state->worker_count = count;
+    for (uint32_t i = 0; i < count; i++)
+        state->workers[i].process = (struct rv_process){.kind = RV_CHILD_WORKER, .pidfd = -1};
+    return 0;
 }
 
 static void model_free(struct rv_state *state, struct rv_model *model)
@@ -67,6 +80,8 @@ void rv_state_fini(struct rv_state *state)
 
     while ((model = TAILQ_FIRST(&state->models)))
         model_free(state, model);
+    free(state->workers);
+    state->workers = NULL;
     free(state->ledger.entries);
     state->ledger.entries = NULL;
 }

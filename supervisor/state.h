@@ -1,7 +1,8 @@
 /*
  * Every fact that a successor of the supervisor would need, as plain data: catalogue, leases, children, the ledger of
- * dispatched jobs, counters. Handles of the running process (peers, timers, log buffers) live in the modules that use them
- * and point here.
+ * dispatched jobs, counters. Handles of the running process (peers, timers, log buffers) live in the modules that use
+ * them and point here. Loads under way are no such facts: a loader dies with its supervisor, and the load is done
+ * again.
  *
  * Owned by the supervisor, one thread. Nothing here logs, waits or calls another module. Texts in fixed arrays are
  * NUL-terminated; descriptors are O_CLOEXEC and owned by the struct that holds them. Times: monotonic microseconds.
@@ -80,9 +81,12 @@ TAILQ_HEAD(rv_model_list, rv_model);
 
 /* The right of one connection to use one generation. */
 struct rv_lease {
-    TAILQ_ENTRY(rv_lease) link; /* in its session */
+    TAILQ_ENTRY(rv_lease) link;     /* in its session */
+    TAILQ_ENTRY(rv_lease) all_link; /* in rv_state.leases */
     uint64_t id;
     struct rv_generation *generation;
+    pid_t pid;            /* who holds it */
+    uint64_t incarnation; /* if that is a worker; 0 = a client */
 };
 TAILQ_HEAD(rv_lease_list, rv_lease);
 
@@ -119,6 +123,26 @@ struct rv_deaths {
     uint32_t consecutive; /* since it last stayed ready for RV_STABLE_US */
 };
 
+/* One worker of a type. Its place is its own for the supervisor's life; its processes come and go. */
+struct rv_worker_record {
+    char id[RV_WORKER_ID_MAX + 8];
+    char type[RV_NAME_MAX + 1];
+    struct rv_process process;
+    enum rv_worker_state state;
+    uint32_t starts;
+    struct rv_deaths deaths;
+    uint64_t ready_us; /* when it became ready; 0 = not yet */
+    char last_exit[RV_EXIT_TEXT_MAX + RV_NAME_MAX + 64];
+    char job[RV_NAME_MAX + 1]; /* what the router gave it */
+    bool start_again;          /* after draining */
+};
+
+struct rv_router_record {
+    struct rv_process process;
+    struct rv_deaths deaths;
+    uint64_t ready_us, epoch;
+};
+
 /* ---- jobs that were given to a worker --------------------------------------------------------------------------- */
 
 struct rv_ledger_entry {
@@ -150,6 +174,10 @@ struct rv_state {
     char instance[33]; /* of this supervisor: 32 hexadecimal digits */
     struct rv_model_list models;
     uint32_t model_count;
+    TAILQ_HEAD(, rv_lease) leases;    /* of all sessions, oldest first */
+    struct rv_worker_record *workers; /* of all types, in the order of the configuration */
+    uint32_t worker_count;
+    struct rv_router_record router;
     struct rv_ledger ledger;
     struct rv_counters counters;
 };
@@ -157,6 +185,9 @@ struct rv_state {
 /* 0 or -ENOMEM. */
 int rv_state_init(struct rv_state *state);
 void rv_state_fini(struct rv_state *state);
+
+/* Makes the places of `count` workers, empty and STOPPED; once. 0 or -ENOMEM. */
+int rv_state_place_workers(struct rv_state *state, uint32_t count);
 
 bool rv_identity_equal(const struct rv_file_identity *a, const struct rv_file_identity *b);
 

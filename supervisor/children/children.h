@@ -34,7 +34,7 @@ struct rv_exit_report {
 
 /* A process with descriptor 3 and a log. Embedded in what it is for (worker, loader, router). */
 struct rv_child {
-    struct rv_process process;
+    struct rv_process *process; /* the fact of it: a worker's and the router's are in the state, a loader's in its load */
     struct rv_session *session; /* its connection; NULL once that is closed */
     struct rv_log *log;         /* kept over restarts; NULL = none yet */
     uint64_t oom_kills_at_start;

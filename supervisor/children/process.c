@@ -196,7 +196,7 @@ int rv_child_spawn(struct rv_supervisor *s, struct rv_child *child, const struct
         r = pid;
         goto out;
     }
-    child->process = (struct rv_process){
+    *child->process = (struct rv_process){
         .kind = options->kind,
         .pid = pid,
         .pidfd = pidfd,
@@ -232,17 +232,17 @@ out:
 
 void rv_child_signal(struct rv_child *child, int signal)
 {
-    if (child->process.pid <= 0)
+    if (child->process->pid <= 0)
         return;
     /* The pid is ours until we acknowledge its exit, so the group cannot be a stranger's. The pidfd also covers the moment
      * before the child's own setpgid. */
-    (void)syscall(SYS_pidfd_send_signal, child->process.pidfd, signal, NULL, 0);
-    (void)kill(-child->process.pid, signal);
+    (void)syscall(SYS_pidfd_send_signal, child->process->pidfd, signal, NULL, 0);
+    (void)kill(-child->process->pid, signal);
 }
 
 void rv_child_kill(struct rv_child *child, const char *reason)
 {
-    if (child->process.pid <= 0)
+    if (child->process->pid <= 0)
         return;
     if (!child->killed_by_us) {
         child->killed_by_us = true;
@@ -293,7 +293,7 @@ static void report_fill(const struct rv_child *child, int code, int status, stru
 
     report->signaled = code != CLD_EXITED;
     report->status = status;
-    report->uptime_us = rv_now_us() - child->process.started_us;
+    report->uptime_us = rv_now_us() - child->process->started_us;
     report->oom = report->signaled && status == SIGKILL && !child->killed_by_us &&
                   oom_kills() > child->oom_kills_at_start;
     seconds = (double)report->uptime_us / (double)RV_SEC;
@@ -314,7 +314,7 @@ void rv_children_exited(struct rv_supervisor *s, pid_t pid, int code, int status
     struct rv_child *child = NULL;
 
     for (uint32_t i = 0; i < c->alive_count && !child; i++) {
-        if (c->alive[i]->process.pid != pid)
+        if (c->alive[i]->process->pid != pid)
             continue;
         child = c->alive[i];
         c->alive[i] = c->alive[--c->alive_count];
@@ -333,9 +333,9 @@ void rv_children_exited(struct rv_supervisor *s, pid_t pid, int code, int status
     }
     if (child->log)
         rv_log_close_pipe(child->log);
-    (void)close(child->process.pidfd);
-    child->process.pidfd = -1;
-    child->process.pid = 0;
+    (void)close(child->process->pidfd);
+    child->process->pidfd = -1;
+    child->process->pid = 0;
     child->on_exit(s, child, &report);
 }
 
@@ -373,7 +373,7 @@ static uint64_t stray_incarnation(pid_t pid)
 static const struct rv_child *child_by_pid(const struct rv_children *c, pid_t pid)
 {
     for (uint32_t i = 0; i < c->alive_count; i++)
-        if (c->alive[i]->process.pid == pid)
+        if (c->alive[i]->process->pid == pid)
             return c->alive[i];
     return NULL;
 }
@@ -381,7 +381,7 @@ static const struct rv_child *child_by_pid(const struct rv_children *c, pid_t pi
 static bool incarnation_is_alive(const struct rv_children *c, uint64_t incarnation)
 {
     for (uint32_t i = 0; i < c->alive_count; i++)
-        if (c->alive[i]->process.incarnation == incarnation)
+        if (c->alive[i]->process->incarnation == incarnation)
             return true;
     return false;
 }

@@ -33,8 +33,7 @@ struct rv_router {
     struct rv_child child; /* first */
     struct rv_supervisor *supervisor;
     enum router_state state;
-    struct rv_deaths deaths;
-    uint64_t ready_us, epoch;
+    struct rv_router_record *record;
     struct event *timer;
     bool set_up; /* RouterSetup was sent: it may be told of workers */
 };
@@ -75,12 +74,12 @@ static void on_exit_router(struct rv_supervisor *s, struct rv_child *child, cons
         r->state = ROUTER_STOPPED;
         return;
     }
-    if (r->ready_us && now - r->ready_us > STABLE_US)
-        r->deaths.consecutive = 0;
-    r->ready_us = 0;
-    (void)rv_deaths_add(&r->deaths, now, STABLE_US);
+    if (r->record->ready_us && now - r->record->ready_us > STABLE_US)
+        r->record->deaths.consecutive = 0;
+    r->record->ready_us = 0;
+    (void)rv_deaths_add(&r->record->deaths, now, STABLE_US);
     s->state.counters.router_deaths++;
-    delay = rv_backoff_us(r->deaths.consecutive, BACKOFF_MAX_US, rv_random32());
+    delay = rv_backoff_us(r->record->deaths.consecutive, BACKOFF_MAX_US, rv_random32());
     if (delay)
         (void)snprintf(next, sizeof(next), "in %.1f s", (double)delay / (double)RV_SEC);
     rv_log_warning("the router %s; restarts %s; running jobs go on", report->text, next);
@@ -122,7 +121,8 @@ int rv_router_link_init(struct rv_supervisor *s)
     s->children->router = r;
     r->supervisor = s;
     r->child.on_exit = on_exit_router;
-    r->child.process.pidfd = -1;
+    r->record = &s->state.router;
+    r->child.process = &r->record->process;
     r->timer = event_new(s->base, -1, 0, on_timer, r);
     r->child.log = rv_log_create(s, "router", "router");
     return r->timer && r->child.log ? 0 : -ENOMEM;
@@ -160,7 +160,7 @@ void rv_router_stop(struct rv_supervisor *s, bool now)
         rv_child_kill(&r->child, "resvisor stops at once");
     if (r->state == ROUTER_STOPPING || r->state == ROUTER_STOPPED)
         return;
-    if (r->child.process.pid <= 0) {
+    if (r->child.process->pid <= 0) {
         (void)event_del(r->timer);
         r->state = ROUTER_STOPPED;
         return;
@@ -172,7 +172,7 @@ void rv_router_stop(struct rv_supervisor *s, bool now)
 
 pid_t rv_router_pid(const struct rv_supervisor *s)
 {
-    return s->children->router->child.process.pid;
+    return s->children->router->child.process->pid;
 }
 
 void rv_router_drain(struct rv_supervisor *s)
@@ -284,7 +284,7 @@ static void setup_fill(struct rv_router *r, struct setup *setup)
     m->result_count = config->rpc_result_count;
     m->result_age_ms = config->rpc_result_age_us / RV_MSEC;
     m->jobs_limit = config->rpc_jobs;
-    m->epoch = rv_wall_ms() * 1000 + ++r->epoch % 1000; /* another one each time, also after a restart of all */
+    m->epoch = rv_wall_ms() * 1000 + ++r->record->epoch % 1000; /* another one each time, also after a restart of all */
     setup_types(s, setup);
     setup_jobs(s, setup);
     for (uint32_t i = 0; i < rv_worker_count(s); i++) {
@@ -324,9 +324,9 @@ void rv_router_on_ready(struct rv_supervisor *s)
     if (r->state != ROUTER_STARTING)
         return;
     r->state = ROUTER_READY;
-    r->ready_us = rv_now_us();
+    r->record->ready_us = rv_now_us();
     (void)event_del(r->timer);
-    rv_log_info("the router is ready, pid %d", (int)r->child.process.pid);
+    rv_log_info("the router is ready, pid %d", (int)r->child.process->pid);
     rv_supervisor_tell_ready(s);
 }
 

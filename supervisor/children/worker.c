@@ -27,15 +27,8 @@ struct rv_worker {
     struct rv_child child; /* first: on_exit finds the worker by it */
     struct rv_supervisor *supervisor;
     const struct rv_config_type *type;
-    char id[RV_WORKER_ID_MAX + 8];
-    enum rv_worker_state state;
-    uint32_t starts;
-    struct rv_deaths deaths;
-    uint64_t ready_us; /* when it became ready; 0 = not yet */
-    char last_exit[RV_EXIT_TEXT_MAX + RV_NAME_MAX + 64];
-    char job[RV_NAME_MAX + 1]; /* what the router gave it */
-    bool start_again;          /* after draining */
-    struct event *timer;       /* what it means depends on the state: see timers[] */
+    struct rv_worker_record *record; /* in the state */
+    struct event *timer;             /* what it means depends on the state: see timers[] */
     unsigned drain_stage;
 
     uint64_t ping_sequence, ping_sent_us, tick_us;
@@ -60,7 +53,7 @@ static void arm(struct rv_worker *w, uint64_t delay_us)
 
 static void set_state(struct rv_worker *w, enum rv_worker_state state)
 {
-    w->state = state;
+    w->record->state = state;
     (void)event_del(w->timer);
     rv_router_type_state(w->supervisor, w->type->name);
 }
@@ -76,11 +69,12 @@ static bool restart_wait_check(struct rv_supervisor *s, const struct rv_restart_
     for (uint32_t i = 0; i < c->worker_count; i++) {
         const struct rv_worker *w = &c->workers[i];
 
-        if (strcmp(w->type->name, wait->type) != 0 || w->state == RV_WORKER_READY)
+        if (strcmp(w->type->name, wait->type) != 0 || w->record->state == RV_WORKER_READY)
             continue;
-        if (w->state != RV_WORKER_FAILED && !s->stopping)
+        if (w->record->state != RV_WORKER_FAILED && !s->stopping)
             return false;
-        rv_error_set(&err, EIO, s->stopping ? ERROR(SHUTTING_DOWN) : ERROR(TYPE_FAILED), "%s: %s", w->id, w->last_exit);
+        rv_error_set(&err, EIO, s->stopping ? ERROR(SHUTTING_DOWN) : ERROR(TYPE_FAILED), "%s: %s", w->record->id,
+                     w->record->last_exit);
     }
     rv_session_reply(wait->session, wait->id, &err);
     return true;
@@ -127,19 +121,19 @@ static void judge(struct rv_worker *w, const struct rv_exit_report *report, stru
     uint32_t within;
 
     v->delay_us = 0;
-    if (w->supervisor->stopping || (w->state == RV_WORKER_DRAINING && !w->start_again)) {
+    if (w->supervisor->stopping || (w->record->state == RV_WORKER_DRAINING && !w->record->start_again)) {
         v->state = RV_WORKER_STOPPED;
         (void)snprintf(v->next, sizeof(v->next), "stays stopped");
         return;
     }
-    if (w->state == RV_WORKER_DRAINING) {
+    if (w->record->state == RV_WORKER_DRAINING) {
         v->state = RV_WORKER_BACKOFF;
         (void)snprintf(v->next, sizeof(v->next), "restarts as asked");
         return;
     }
-    if (w->ready_us && now - w->ready_us >= STABLE_US)
-        w->deaths.consecutive = 0;
-    within = rv_deaths_add(&w->deaths, now, w->type->death_window_us);
+    if (w->record->ready_us && now - w->record->ready_us >= STABLE_US)
+        w->record->deaths.consecutive = 0;
+    within = rv_deaths_add(&w->record->deaths, now, w->type->death_window_us);
     if (!report->signaled && report->status == EXIT_DO_NOT_RESTART) {
         v->state = RV_WORKER_FAILED;
         (void)snprintf(v->next, sizeof(v->next), "FAILED: it says that a restart does not help; `resvisor restart %s` "
@@ -150,7 +144,7 @@ static void judge(struct rv_worker *w, const struct rv_exit_report *report, stru
                        (unsigned long long)(w->type->death_window_us / RV_SEC), w->type->name);
     } else {
         v->state = RV_WORKER_BACKOFF;
-        v->delay_us = rv_backoff_us(w->deaths.consecutive, BACKOFF_MAX_US, rv_random32());
+        v->delay_us = rv_backoff_us(w->record->deaths.consecutive, BACKOFF_MAX_US, rv_random32());
         if (v->delay_us == 0)
             (void)snprintf(v->next, sizeof(v->next), "restarts at once");
         else
@@ -161,19 +155,20 @@ static void judge(struct rv_worker *w, const struct rv_exit_report *report, stru
 static void on_exit_worker(struct rv_supervisor *s, struct rv_child *child, const struct rv_exit_report *report)
 {
     struct rv_worker *w = (struct rv_worker *)child;
-    bool as_asked = w->state == RV_WORKER_DRAINING && !report->signaled && report->status == 0;
+    bool as_asked = w->record->state == RV_WORKER_DRAINING && !report->signaled && report->status == 0;
     struct verdict v;
 
     judge(w, report, &v);
     if (!as_asked)
         s->state.counters.worker_deaths++;
-    (void)snprintf(w->last_exit, sizeof(w->last_exit), "%s%s%s%s", report->text, w->state == RV_WORKER_STARTING ? ", before it was ready" : "",
-                   w->job[0] ? ", in job " : "", w->job);
-    rv_log(as_asked ? RV_LOG_INFO : RV_LOG_WARNING, "worker %s %s; %s", w->id, w->last_exit, v.next);
-    rv_router_worker_gone(s, w->id, child->process.incarnation, report->text, v.next);
-    w->job[0] = '\0';
-    w->ready_us = 0;
-    w->start_again = false;
+    (void)snprintf(w->record->last_exit, sizeof(w->record->last_exit), "%s%s%s%s", report->text,
+                   w->record->state == RV_WORKER_STARTING ? ", before it was ready" : "",
+                   w->record->job[0] ? ", in job " : "", w->record->job);
+    rv_log(as_asked ? RV_LOG_INFO : RV_LOG_WARNING, "worker %s %s; %s", w->record->id, w->record->last_exit, v.next);
+    rv_router_worker_gone(s, w->record->id, child->process->incarnation, report->text, v.next);
+    w->record->job[0] = '\0';
+    w->record->ready_us = 0;
+    w->record->start_again = false;
     set_state(w, v.state);
     if (v.state == RV_WORKER_BACKOFF) {
         if (v.delay_us)
@@ -189,8 +184,9 @@ static void on_exit_worker(struct rv_supervisor *s, struct rv_child *child, cons
 static void spawn_failed(struct rv_worker *w, const struct rv_error *err)
 {
     /* No descriptors, no processes, no memory: none of it is the worker's fault, so it does not count as a death. */
-    (void)snprintf(w->last_exit, sizeof(w->last_exit), "not started: %.*s", RV_EXIT_TEXT_MAX, err->message);
-    rv_log_error("worker %s %s; tried again in 1 s", w->id, w->last_exit);
+    (void)snprintf(w->record->last_exit, sizeof(w->record->last_exit), "not started: %.*s", RV_EXIT_TEXT_MAX,
+                   err->message);
+    rv_log_error("worker %s %s; tried again in 1 s", w->record->id, w->record->last_exit);
     set_state(w, RV_WORKER_BACKOFF);
     arm(w, SPAWN_RETRY_US);
 }
@@ -212,7 +208,7 @@ static void start(struct rv_worker *w)
         spawn_failed(w, &err);
         return;
     }
-    (void)snprintf(id, sizeof(id), "RESVISOR_WORKER=%s", w->id);
+    (void)snprintf(id, sizeof(id), "RESVISOR_WORKER=%s", w->record->id);
     (void)snprintf(type, sizeof(type), "RESVISOR_TYPE=%s", w->type->name);
     (void)snprintf(incarnation, sizeof(incarnation), "RESVISOR_INCARNATION=%llu",
                    (unsigned long long)s->state.counters.next_incarnation);
@@ -232,30 +228,31 @@ static void start(struct rv_worker *w)
     }
     env[n] = NULL;
     if (r >= 0)
-        r = rv_child_spawn(s, &w->child, &(struct rv_spawn_options){RV_CHILD_WORKER, w->id, path, argv, env}, &err);
+        r = rv_child_spawn(s, &w->child, &(struct rv_spawn_options){RV_CHILD_WORKER, w->record->id, path, argv, env},
+                           &err);
     for (uint32_t i = 0; i < w->type->env_count; i++)
         free(own_env[i]);
     if (r < 0) {
         spawn_failed(w, &err);
         return;
     }
-    w->starts++;
+    w->record->starts++;
     w->ping_unanswered = false;
     set_state(w, RV_WORKER_STARTING);
     arm(w, w->type->start_timeout_us);
-    rv_log_info("worker %s started, pid %d", w->id, (int)w->child.process.pid);
+    rv_log_info("worker %s started, pid %d", w->record->id, (int)w->child.process->pid);
 }
 
 void rv_worker_on_ready(struct rv_supervisor *s, struct rv_worker *w, const Rv__WorkerReady *message)
 {
     char detail[256];
 
-    if (w->state != RV_WORKER_STARTING)
+    if (w->record->state != RV_WORKER_STARTING)
         return;
-    w->ready_us = rv_now_us();
+    w->record->ready_us = rv_now_us();
     set_state(w, RV_WORKER_READY);
-    rv_log_info("worker %s is ready after %.2f s: %s", w->id,
-                (double)(w->ready_us - w->child.process.started_us) / (double)RV_SEC,
+    rv_log_info("worker %s is ready after %.2f s: %s", w->record->id,
+                (double)(w->record->ready_us - w->child.process->started_us) / (double)RV_SEC,
                 rv_escape(detail, sizeof(detail), message->detail, strlen(message->detail)));
     rv_router_connect_worker(s, w);
     restart_waits_check(s);
@@ -290,7 +287,7 @@ static void tick_ready(struct rv_worker *w)
 {
     uint64_t now = rv_now_us();
 
-    if (!w->job[0])
+    if (!w->record->job[0])
         return; /* an idle worker is not pinged, so an idle system does not wake up */
     /* Were we stopped ourselves? Then the answer may be waiting: it gets its full time again. */
     if (now - w->tick_us > 2 * w->type->ping_interval_us + RV_SEC)
@@ -314,7 +311,7 @@ void rv_worker_on_pong(struct rv_supervisor *s, struct rv_worker *w, const Rv__P
     if (message->job_id[0] == '\0') {
         /* Marked busy, but idle: the job is on its way, or its end was marked by a router that is dead. */
         if (++w->empty_pongs > 2)
-            w->job[0] = '\0';
+            w->record->job[0] = '\0';
         return;
     }
     w->empty_pongs = 0;
@@ -325,7 +322,7 @@ void rv_worker_on_pong(struct rv_supervisor *s, struct rv_worker *w, const Rv__P
 static struct rv_worker *find(const struct rv_supervisor *s, const char *id)
 {
     for (uint32_t i = 0; i < s->children->worker_count; i++)
-        if (strcmp(s->children->workers[i].id, id) == 0)
+        if (strcmp(s->children->workers[i].record->id, id) == 0)
             return &s->children->workers[i];
     return NULL;
 }
@@ -337,17 +334,17 @@ void rv_worker_mark_job(struct rv_supervisor *s, const char *id, const char *job
     if (!w)
         return;
     if (ended) {
-        if (strcmp(w->job, job_id) != 0)
+        if (strcmp(w->record->job, job_id) != 0)
             return;
-        w->job[0] = '\0';
-        if (w->state == RV_WORKER_READY)
+        w->record->job[0] = '\0';
+        if (w->record->state == RV_WORKER_READY)
             (void)event_del(w->timer);
         return;
     }
-    (void)snprintf(w->job, sizeof(w->job), "%s", job_id);
+    (void)snprintf(w->record->job, sizeof(w->record->job), "%s", job_id);
     w->empty_pongs = 0;
     w->ping_unanswered = false;
-    if (w->state == RV_WORKER_READY) {
+    if (w->record->state == RV_WORKER_READY) {
         w->tick_us = rv_now_us();
         arm(w, w->type->ping_interval_us);
     }
@@ -358,7 +355,7 @@ void rv_worker_kill_by_id(struct rv_supervisor *s, const char *id, uint64_t inca
     struct rv_worker *w = find(s, id);
     char text[RV_EXIT_TEXT_MAX];
 
-    if (w && w->child.process.incarnation == incarnation)
+    if (w && w->child.process->incarnation == incarnation)
         rv_child_kill(&w->child, rv_escape(text, sizeof(text), reason, strlen(reason)));
 }
 
@@ -369,18 +366,18 @@ static void drain(struct rv_worker *w, bool start_again)
     Rv__Frame frame = RV__FRAME__INIT;
     Rv__Drain body = RV__DRAIN__INIT;
 
-    w->start_again = start_again;
-    switch (w->state) {
+    w->record->start_again = start_again;
+    switch (w->record->state) {
     case RV_WORKER_STARTING:
     case RV_WORKER_READY:
-        rv_router_worker_drain(w->supervisor, w->id, w->child.process.incarnation);
+        rv_router_worker_drain(w->supervisor, w->record->id, w->child.process->incarnation);
         frame.body_case = RV__FRAME__BODY_DRAIN;
         frame.drain = &body;
-        if (w->state == RV_WORKER_STARTING)
+        if (w->record->state == RV_WORKER_STARTING)
             rv_child_signal(&w->child, SIGTERM);
         else if (w->child.session)
             rv_session_send(w->child.session, &frame, NULL, 0);
-        w->drain_stage = w->state == RV_WORKER_STARTING ? 1 : 0;
+        w->drain_stage = w->record->state == RV_WORKER_STARTING ? 1 : 0;
         set_state(w, RV_WORKER_DRAINING);
         arm(w, w->drain_stage ? TERM_TO_KILL_US : w->type->stop_timeout_us);
         break;
@@ -389,7 +386,7 @@ static void drain(struct rv_worker *w, bool start_again)
     default:   /* no process */
         set_state(w, RV_WORKER_STOPPED);
         if (start_again) {
-            w->deaths = (struct rv_deaths){0};
+            w->record->deaths = (struct rv_deaths){0};
             start(w);
         }
     }
@@ -436,8 +433,8 @@ static void on_timer(int fd, short what, void *context)
 
     (void)fd;
     (void)what;
-    if (timers[w->state])
-        timers[w->state](w);
+    if (timers[w->record->state])
+        timers[w->record->state](w);
 }
 
 /* ---- all of them ------------------------------------------------------------------------------------------------ */
@@ -448,19 +445,21 @@ int rv_workers_init(struct rv_supervisor *s, uint32_t count)
 
     c->workers = calloc(count ? count : 1, sizeof(*c->workers));
     c->restart_waits = calloc(RESTART_WAITS_MAX, sizeof(*c->restart_waits));
-    if (!c->workers || !c->restart_waits)
+    if (!c->workers || !c->restart_waits || rv_state_place_workers(&s->state, count) < 0)
         return -ENOMEM;
     for (uint32_t t = 0; t < s->config->type_count; t++) {
         for (uint32_t i = 0; i < s->config->types[t].workers; i++) {
-            struct rv_worker *w = &c->workers[c->worker_count++];
+            struct rv_worker *w = &c->workers[c->worker_count];
 
+            w->record = &s->state.workers[c->worker_count++];
             w->supervisor = s;
             w->type = &s->config->types[t];
             w->child.on_exit = on_exit_worker;
-            w->child.process.pidfd = -1;
-            (void)snprintf(w->id, sizeof(w->id), "%.*s/%u", (int)RV_NAME_MAX, w->type->name, i);
+            w->child.process = &w->record->process;
+            (void)snprintf(w->record->type, sizeof(w->record->type), "%s", w->type->name);
+            (void)snprintf(w->record->id, sizeof(w->record->id), "%.*s/%u", (int)RV_NAME_MAX, w->type->name, i);
             w->timer = event_new(s->base, -1, 0, on_timer, w);
-            w->child.log = rv_log_create(s, w->id, w->type->name);
+            w->child.log = rv_log_create(s, w->record->id, w->type->name);
             if (!w->timer || !w->child.log)
                 return -ENOMEM;
         }
@@ -500,7 +499,7 @@ void rv_workers_stop(struct rv_supervisor *s, bool now)
 bool rv_workers_all_stopped(const struct rv_supervisor *s)
 {
     for (uint32_t i = 0; i < s->children->worker_count; i++)
-        if (s->children->workers[i].child.process.pid > 0)
+        if (s->children->workers[i].child.process->pid > 0)
             return false;
     return true;
 }
@@ -531,12 +530,12 @@ int rv_workers_restart_type(struct rv_supervisor *s, struct rv_session *session,
 
 struct rv_worker *rv_worker_of_child(struct rv_child *child)
 {
-    return child && child->process.kind == RV_CHILD_WORKER ? (struct rv_worker *)child : NULL;
+    return child && child->process->kind == RV_CHILD_WORKER ? (struct rv_worker *)child : NULL;
 }
 
 const char *rv_worker_name(const struct rv_worker *w)
 {
-    return w->id;
+    return w->record->id;
 }
 
 uint32_t rv_worker_count(const struct rv_supervisor *s)
@@ -552,15 +551,15 @@ struct rv_worker *rv_worker_at(const struct rv_supervisor *s, uint32_t i)
 void rv_worker_get_facts(const struct rv_worker *w, struct rv_worker_facts *ret_facts)
 {
     *ret_facts = (struct rv_worker_facts){
-        .id = w->id,
+        .id = w->record->id,
         .type = w->type->name,
-        .state = w->state,
-        .pid = w->child.process.pid,
-        .incarnation = w->child.process.incarnation,
-        .started_us = w->child.process.started_us,
-        .starts = w->starts,
-        .last_exit = w->last_exit,
-        .job = w->job,
+        .state = w->record->state,
+        .pid = w->child.process->pid,
+        .incarnation = w->child.process->incarnation,
+        .started_us = w->child.process->started_us,
+        .starts = w->record->starts,
+        .last_exit = w->record->last_exit,
+        .job = w->record->job,
         .session = w->child.session,
         .log = w->child.log,
     };
@@ -577,8 +576,8 @@ enum rv_worker_state rv_type_state(const struct rv_supervisor *s, const char *ty
     for (uint32_t i = 0; i < s->children->worker_count; i++) {
         const struct rv_worker *w = &s->children->workers[i];
 
-        if (strcmp(w->type->name, type) == 0 && rank[w->state] > rank[best])
-            best = w->state;
+        if (strcmp(w->type->name, type) == 0 && rank[w->record->state] > rank[best])
+            best = w->record->state;
     }
     return best;
 }

@@ -72,7 +72,7 @@ struct rv_session *rv_session_create(struct rv_supervisor *s, int socket, Rv__Ro
     session->role = role;
     session->child = child;
     session->uid = geteuid();
-    session->pid = child ? child->process.pid : 0;
+    session->pid = child ? child->process->pid : 0;
     TAILQ_INIT(&session->leases);
     session->peer = rv_peer_create(s->base, socket, &handlers, session);
     if (!session->peer) {

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "children/children.h"
 #include "clock.h"
 #include "pool.h"
 #include "supervisor.h"
@@ -22,6 +23,7 @@ void rv_generation_release_if_unused(struct rv_generation *generation)
 static void lease_end(struct rv_session *session, struct rv_lease *lease)
 {
     TAILQ_REMOVE(&session->leases, lease, link);
+    TAILQ_REMOVE(&session->supervisor->state.leases, lease, all_link);
     session->lease_count--;
     session->supervisor->state.counters.leases--;
     lease->generation->lease_count--;
@@ -94,7 +96,10 @@ static struct rv_lease *lease_create(struct rv_session *session, struct rv_gener
     lease->generation = generation;
     generation->lease_count++;
     generation->model->last_use_us = rv_now_us();
+    lease->pid = session->pid;
+    lease->incarnation = rv_worker_of_child(session->child) ? session->child->process->incarnation : 0;
     TAILQ_INSERT_TAIL(&session->leases, lease, link);
+    TAILQ_INSERT_TAIL(&session->supervisor->state.leases, lease, all_link);
     session->lease_count++;
     counters->leases++;
     return lease;

@@ -36,6 +36,7 @@ struct rv_wait {
 
 struct rv_load {
     struct rv_child child; /* first */
+    struct rv_process process;
     TAILQ_ENTRY(rv_load) link;
     struct rv_supervisor *supervisor;
     struct rv_model *model; /* NULL once ENDED */
@@ -342,7 +343,8 @@ static struct rv_load *load_create(struct rv_supervisor *s, struct rv_model *mod
     load->file_fd = file_fd;
     load->identity = *identity;
     load->total_bytes = identity->size;
-    load->child.process.pidfd = -1;
+    load->process.pidfd = -1;
+    load->child.process = &load->process;
     TAILQ_INIT(&load->waits);
     TAILQ_INSERT_TAIL(&s->pool->loads, load, link);
     s->pool->load_count++;
