@@ -147,6 +147,10 @@ struct rv_job_record *rv_ledger_adopt(struct rv_router *router, struct rv_worker
     struct rv_job_record *job = rv_jobs_find(router, job_id);
     struct rv_error err = {0};
 
+    if (digest.len != RV_DIGEST_SIZE) { /* we gave it one with the job: this is none of ours, and could not be marked */
+        rv_log_warning("worker %s names job %s without its digest", worker->name, job_id);
+        return NULL;
+    }
     if (!job) {
         job = rv_jobs_add(router, job_id, worker->type->name, &err);
         if (!job) {
@@ -155,12 +159,12 @@ struct rv_job_record *rv_ledger_adopt(struct rv_router *router, struct rv_worker
         }
         job->attempts = 1;
         job->state = RESVISOR__V1__JOB_STATE__JOB_RUNNING;
-    } else if (job->has_digest && digest.len == RV_DIGEST_SIZE && memcmp(job->digest, digest.data, digest.len) != 0) {
+    } else if (job->has_digest && memcmp(job->digest, digest.data, RV_DIGEST_SIZE) != 0) {
         return NULL;
     } else if (!job->pending && (!rv_jobs_has_ended(job) || !take_back(router, job))) {
         return NULL;
     }
-    if (!job->has_digest && digest.len == RV_DIGEST_SIZE) {
+    if (!job->has_digest) {
         memcpy(job->digest, digest.data, RV_DIGEST_SIZE);
         job->has_digest = true;
     }

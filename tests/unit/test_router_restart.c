@@ -129,6 +129,36 @@ static void an_adopted_job_whose_worker_dies_is_not_retried(void **state)
     stage_end(&s);
 }
 
+/* A mark without digest would end the router's connection: one worker's report must not do that. */
+static void a_job_without_its_digest_is_not_adopted(void **state)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+    Rv__WorkerReport report = RV__WORKER_REPORT__INIT;
+    struct rv_frame answer = RV_FRAME_INIT;
+    struct stage s;
+    int worker;
+
+    (void)state;
+    stage_init(&s);
+    stage_start(&s);
+    worker = worker_channel(&s, "image/0", 1);
+    report.worker = "image/0";
+    report.incarnation = 1;
+    report.running_job = "ghost";
+    frame.body_case = RV__FRAME__BODY_WORKER_REPORT;
+    frame.worker_report = &report;
+    send_frame(worker, &frame, NULL, 0);
+    frame_of(worker, RV__FRAME__BODY_JOB_CANCEL, &answer);
+    assert_string_equal(answer.message->job_cancel->job_id, "ghost");
+    rv_frame_fini(&answer);
+    worker_ends(worker, "ghost", NULL, 0, 0);
+    worker_acked(worker, "ghost");
+    assert_int_equal(rv_frame_receive(s.supervisor, &answer, NULL), -EAGAIN); /* nothing was marked */
+    (void)close(worker);
+    worker_gone(&s, "image/0", 1);
+    stage_end(&s);
+}
+
 /* One of two workers never speaks: after 5 s the router goes on, and what nobody knows is lost. */
 static void a_silent_worker_delays_a_new_router_by_five_seconds_only(void **state)
 {
@@ -306,6 +336,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_new_router_learns_from_workers_and_runs_nothing_twice),
         cmocka_unit_test(an_adopted_job_whose_worker_dies_is_not_retried),
+        cmocka_unit_test(a_job_without_its_digest_is_not_adopted),
         cmocka_unit_test(a_silent_worker_delays_a_new_router_by_five_seconds_only),
         cmocka_unit_test(a_foreign_file_at_a_socket_path_stays),
         cmocka_unit_test(sockets_are_for_the_owner_only),
