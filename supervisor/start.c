@@ -159,6 +159,9 @@ static int detach(struct rv_start_arguments *a, int *ret_code)
         (void)close(pipe[1]);
         *ret_code = wait_until_ready(pid, pipe[0]);
         (void)close(pipe[0]);
+        if (*ret_code == RV_EXIT_INTERNAL || *ret_code == RV_EXIT_SUPERVISOR_DIED)
+            (void)fprintf(stderr, "resvisor: it could not be started; the reason is in %s/" LOG_FILE "\n",
+                          a->config->runtime_dir);
         if (*ret_code == RV_EXIT_DONE)
             (void)printf("resvisor is ready, pid %d, log %s/" LOG_FILE "\n", (int)pid, a->config->runtime_dir);
         return 1;

@@ -168,6 +168,7 @@ int rv_supervisor_main(int argc, char **argv)
     (void)event_base_loop(s.base, EVLOOP_NO_EXIT_ON_EMPTY);
 
     rv_log_info("stopped");
+    code = s.exit_code;
 out:
     fini(&s);
     rv_args_fini(&a.args);

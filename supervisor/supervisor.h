@@ -32,6 +32,7 @@ struct rv_supervisor {
     struct rv_control *control;   /* listener and sessions: control/control.h */
     bool stopping;
     bool ready_told;
+    int exit_code; /* of the process, after an orderly end */
 };
 
 /* The hidden command `resvisor _supervisor`: started by the keeper with descriptor 3. Returns the exit code. */

@@ -21,6 +21,7 @@
 #define START_TIMEOUT_US (15 * RV_SEC)
 #define STOP_TIMEOUT_US (3 * RV_SEC)
 #define TOKEN_MAX 256u
+#define START_TRIES 3u /* of the first start: what fails so often does not mend itself */
 
 enum router_state { ROUTER_STOPPED, ROUTER_STARTING, ROUTER_READY, ROUTER_STOPPING, ROUTER_BACKOFF };
 
@@ -35,6 +36,7 @@ struct rv_router {
     enum router_state state;
     struct rv_router_record *record;
     struct event *timer;
+    unsigned failed_starts;
     bool set_up; /* RouterSetup was sent: it may be told of workers */
 };
 
@@ -62,6 +64,20 @@ static void on_timer(int fd, short what, void *context)
         rv_child_kill(&r->child, "it did not stop in time");
 }
 
+/* True = resvisor has never been ready and gives up: whoever waits for its start must not wait for ever. */
+static bool give_up(struct rv_router *r)
+{
+    struct rv_supervisor *s = r->supervisor;
+
+    if (s->ready_told || ++r->failed_starts < START_TRIES)
+        return false;
+    rv_log_error("the router could not be started %u times; giving up", r->failed_starts);
+    s->exit_code = RV_EXIT_INTERNAL;
+    r->state = ROUTER_STOPPED;
+    rv_supervisor_stop(s, "the router cannot be started");
+    return true;
+}
+
 static void on_exit_router(struct rv_supervisor *s, struct rv_child *child, const struct rv_exit_report *report)
 {
     struct rv_router *r = (struct rv_router *)child;
@@ -79,6 +95,8 @@ static void on_exit_router(struct rv_supervisor *s, struct rv_child *child, cons
     r->record->ready_us = 0;
     (void)rv_deaths_add(&r->record->deaths, now, STABLE_US);
     s->state.counters.router_deaths++;
+    if (give_up(r))
+        return;
     delay = rv_backoff_us(r->record->deaths.consecutive, BACKOFF_MAX_US, rv_random32());
     if (delay)
         (void)snprintf(next, sizeof(next), "in %.1f s", (double)delay / (double)RV_SEC);
@@ -104,6 +122,8 @@ static void start(struct rv_router *r)
         rc = rv_child_spawn(s, &r->child, &(struct rv_spawn_options){RV_CHILD_ROUTER, "router", path, argv, env}, &err);
     if (rc < 0) {
         rv_log_error("the router could not be started: %s; tried again in 1 s", err.code ? err.message : strerror(-rc));
+        if (give_up(r))
+            return;
         r->state = ROUTER_BACKOFF;
         arm(r, SPAWN_RETRY_US);
         return;
