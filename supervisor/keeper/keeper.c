@@ -53,7 +53,7 @@ static void supervisor_exec(char *const *argv, int socket, pid_t parent)
  */
 static void ignore_signals(void)
 {
-    static const int ignored[] = {SIGPIPE, SIGUSR1, SIGUSR2, SIGALRM, SIGTTIN, SIGTTOU};
+    static const int ignored[] = {SIGPIPE, SIGUSR1, SIGUSR2, SIGALRM, SIGTTIN, SIGTTOU, SIGXFSZ};
 
     for (unsigned i = 0; i < sizeof(ignored) / sizeof(ignored[0]); i++)
         (void)signal(ignored[i], SIG_IGN);
