@@ -224,7 +224,7 @@ static void on_exit_loader(struct rv_supervisor *s, struct rv_child *child, cons
     if (load->stage == LOAD_ENDED) {
         load_free(load);
     } else {
-        rv_error_set(&err, EIO, report->oom ? ERROR(NO_MEMORY) : ERROR(INTERNAL), "the loader of %s was %s",
+        rv_error_set(&err, EIO, report->oom ? ERROR(NO_MEMORY) : ERROR(INTERNAL), "the loader of %s ended before its time: %s",
                      load->model->name, report->text);
         load_end(load, NULL, &err);
     }
