@@ -72,6 +72,8 @@ def test_a_descriptor_of_a_removed_file_is_nobody_elses_model(bare, watched):
             assert first.model != second.model
             for used in [index, index2, *arenas, *arenas2]:
                 os.close(used)
+            peer.detach(first.lease_id)
+            peer.detach(second.lease_id)
         os.close(fd)
         for name in (first.model, second.model):
             bare.control.model(rpc_pb2.MODEL_UNLOAD, name)
@@ -353,3 +355,23 @@ def test_a_child_that_closes_its_connection_and_lives_on_is_replaced(faulty, wat
     assert faulty.wait_router(other_than=router)
     with Jobs(faulty) as jobs:
         jobs.run_done("test")
+
+
+# ---- starts that cannot work ----
+
+
+def test_a_router_that_can_never_start_is_the_end_of_the_start(make_service):
+    taken = socket.socket()
+    taken.bind(("127.0.0.1", 0))
+    taken.listen()
+    service = make_service()
+    token = service.folder / "token"
+    token.write_text("secret\n")
+    token.chmod(0o600)
+    service.config["rpc"] = {"tcp": f"127.0.0.1:{taken.getsockname()[1]}", "token_file": str(token)}
+    service.write_config()
+    result = service.cli("start", "--detach", "-c", service.config_file, check=False, timeout=60)
+    assert result.returncode == 1 and "resvisor.log" in result.stderr, result
+    assert "cannot listen at tcp" in (service.runtime / "resvisor.log").read_text()
+    assert not (service.runtime / "lock").exists()
+    taken.close()
