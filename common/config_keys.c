@@ -31,7 +31,8 @@ static const struct rv_key keys[] = {
     {"clients.group", RV_KEY_STRING, TOP(clients_group), TEXT, "",
      "Group whose members may attach models, read the status and use jobs. Empty admits the owner and root only."},
     {"clients.max", RV_KEY_UINT, TOP(max_clients), 1, 100000, false, NULL, "512",
-     "Connections to the supervisor at one time; further ones are refused."},
+     "Connections to the supervisor at one time; further ones are refused. One place in eight is kept for the "
+     "owner and root."},
     {"clients.max_leases", RV_KEY_UINT, TOP(max_leases), 1, 1000000, false, NULL, "4096",
      "Leases of all clients together."},
 

@@ -10,11 +10,13 @@
 #include <sys/ioctl.h>
 #include <sys/queue.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #define PEER_MAGIC 0x70656572u
 #define PUSH_MS_FIRST 2u /* first look whether a reader took its descriptors */
 #define PUSH_MS_LAST 250u
+#define GROUPS_MAX 65536u /* of one user: the kernel's limit */
 #define FDS_RESERVED_MAX 128u /* descriptors kept for this process itself: at most so many, */
 #define FDS_RESERVED_PART 3u  /* and at most this part of all */
 #define DRAIN_FRAMES 4096u /* a full socket holds 278 small frames; somebody may hold the other end and go on sending \
@@ -407,6 +409,27 @@ void rv_peer_pause(struct rv_peer *peer, bool paused)
 void rv_peer_limit_bodies(struct rv_peer *peer, uint64_t max)
 {
     peer->body_max = max;
+}
+
+bool rv_peer_user_in_group(int socket, const struct ucred *who, int gid)
+{
+    gid_t *groups;
+    socklen_t size = 0;
+    bool found = false;
+
+    if (gid < 0)
+        return false;
+    if (who->gid == (gid_t)gid)
+        return true;
+    if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, NULL, &size) == 0 || errno != ERANGE ||
+        size > GROUPS_MAX * sizeof(gid_t))
+        return false;
+    groups = malloc(size);
+    if (groups && getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups, &size) == 0)
+        for (unsigned i = 0; i < size / sizeof(gid_t) && !found; i++)
+            found = groups[i] == (gid_t)gid;
+    free(groups);
+    return found;
 }
 
 void *rv_peer_context(const struct rv_peer *peer)

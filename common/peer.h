@@ -71,6 +71,10 @@ void rv_peer_pause(struct rv_peer *peer, bool paused);
 /* Reads everything that has already arrived, calling on_frame; for a peer whose process is known to be dead. */
 void rv_peer_drain(struct rv_peer *peer);
 
+/* True = the process at the other end of an AF_UNIX socket, `who` by SO_PEERCRED, is in that group; -1 = nobody is. */
+struct ucred;
+bool rv_peer_user_in_group(int socket, const struct ucred *who, int gid);
+
 void *rv_peer_context(const struct rv_peer *peer);
 void rv_peer_set_context(struct rv_peer *peer, void *context);
 int rv_peer_socket(const struct rv_peer *peer);

@@ -16,6 +16,7 @@
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 #define LOCK_NAME "lock"
+#define OTHERS_WRITE (S_IWGRP | S_IWOTH)
 #define HOLDER_TRIES 20u
 #define HOLDER_STEP_NS 5000000
 #define LOCK_TRIES 16 /* the holder may remove the file between our open and our lock */
@@ -24,10 +25,15 @@ static const char *const sockets[] = {RV_SOCKET_CONTROL, RV_SOCKET_ROUTER, RV_SO
 
 static int check_ours(const char *path, const struct stat *st, struct rv_error *err)
 {
-    if (S_ISDIR(st->st_mode) && st->st_uid == geteuid())
+    /* One that others write to, such as /tmp, is nobody's runtime directory: to close it would harm them. */
+    const char *problem = !S_ISDIR(st->st_mode)        ? "not a directory"
+                          : st->st_uid != geteuid()    ? "owned by another user"
+                          : st->st_mode & OTHERS_WRITE ? "writable by others"
+                                                       : NULL;
+
+    if (!problem)
         return 0;
-    rv_error_set(err, EPERM, ERROR(CONFIG), "runtime_dir: %s is %s", path,
-                 S_ISDIR(st->st_mode) ? "owned by another user" : "not a directory");
+    rv_error_set(err, EPERM, ERROR(CONFIG), "runtime_dir: %s is %s", path, problem);
     rv_error_remedy(err, "give another --runtime-dir, or remove it");
     return -EPERM;
 }

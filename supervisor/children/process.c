@@ -403,6 +403,12 @@ void rv_children_sweep_strays(struct rv_supervisor *s)
     if (n <= 0)
         return;
     text[n] = '\0';
+    if (n == (ssize_t)sizeof(text) - 1) { /* the last number may be cut, and so be somebody else's */
+        char *space = strrchr(text, ' ');
+
+        if (space)
+            *space = '\0';
+    }
     for (char *p = text, *end; *p; p = end) {
         pid_t pid = (pid_t)strtol(p, &end, 10);
         uint64_t incarnation;

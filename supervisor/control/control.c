@@ -22,7 +22,7 @@
 #define BACKLOG 128
 #define ACCEPTS_PER_TURN 16
 #define ACCEPT_PAUSE_US RV_SEC /* when no descriptor is left */
-#define GROUPS_MAX 256
+#define OPERATORS_PART 8u      /* of all places, one in so many is for operators only: they must be able to stop us */
 
 struct rv_control {
     int listener; /* -1 = closed */
@@ -144,23 +144,6 @@ struct rv_session_list *rv_control_sessions(struct rv_supervisor *s)
 
 /* ---- accepting -------------------------------------------------------------------------------------------------- */
 
-static bool in_group(int socket, const struct ucred *cred, int gid)
-{
-    gid_t groups[GROUPS_MAX];
-    socklen_t length = sizeof(groups);
-
-    if (gid < 0)
-        return false;
-    if (cred->gid == (gid_t)gid)
-        return true;
-    if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups, &length) < 0)
-        return false;
-    for (size_t i = 0; i < length / sizeof(groups[0]); i++)
-        if (groups[i] == (gid_t)gid)
-            return true;
-    return false;
-}
-
 /* Says why and closes. The peer may never read it: nothing waits for that. */
 static void refuse(int socket, int code, const char *message)
 {
@@ -182,6 +165,7 @@ static void admit(struct rv_supervisor *s, int socket)
     struct ucred cred;
     socklen_t length = sizeof(cred);
     struct rv_session *session;
+    uint32_t places = s->config->max_clients;
     bool is_operator;
 
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &cred, &length) < 0) {
@@ -189,7 +173,7 @@ static void admit(struct rv_supervisor *s, int socket)
         return;
     }
     is_operator = cred.uid == geteuid() || cred.uid == 0;
-    if (!is_operator && !in_group(socket, &cred, s->config->clients_gid)) {
+    if (!is_operator && !rv_peer_user_in_group(socket, &cred, s->config->clients_gid)) {
         refuse(socket, ERROR(NOT_PERMITTED), "this user is not admitted");
         return;
     }
@@ -197,7 +181,9 @@ static void admit(struct rv_supervisor *s, int socket)
         refuse(socket, ERROR(LIMIT), "too many clients are connected (limit of open files)");
         return;
     }
-    if (s->state.counters.clients >= s->config->max_clients) {
+    if (!is_operator)
+        places -= places / OPERATORS_PART;
+    if (s->state.counters.clients >= places) {
         refuse(socket, ERROR(LIMIT), "too many clients are connected (clients.max)");
         return;
     }

@@ -384,6 +384,12 @@ int rv_load_join(struct rv_supervisor *s, struct rv_model *model, int file_fd, c
     if (model->load) { /* single flight: what it loads is what those who come now get */
         if (file_fd >= 0)
             (void)close(file_fd);
+        if (!rv_identity_equal(&model->load->identity, identity)) {
+            rv_error_set(err, ESTALE, ERROR(MODEL_CHANGED),
+                         "the file of %s has changed, and its earlier content is still being loaded", model->name);
+            rv_error_remedy(err, "try again when that load has ended");
+            return -ESTALE;
+        }
         return wait_add(model->load, wait, err);
     }
     if (model->failure.code && rv_now_us() < model->retry_at_us &&

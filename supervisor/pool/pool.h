@@ -68,7 +68,8 @@ struct rv_wait_options {
 
 /*
  * Joins the load of that model, or starts one of file_fd (read or O_PATH descriptor; taken over, also on failure). The
- * waiter is answered when it ends. Errors: what the last load failed with (until its retry time), LIMIT, NO_MEMORY.
+ * waiter is answered when it ends. Errors: what the last load failed with (until its retry time), MODEL_CHANGED while
+ * another content of the file is being loaded, LIMIT, NO_MEMORY.
  */
 int rv_load_join(struct rv_supervisor *s, struct rv_model *model, int file_fd, const struct rv_file_identity *identity,
                  const struct rv_wait_options *wait, struct rv_error *err);

@@ -1,7 +1,6 @@
 /* The command line's socket: the same requests as by nanomsg, in frames, from peers whose user is known. */
 #include <errno.h>
 #include <event2/event.h>
-#include <grp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,29 +14,10 @@
 
 #define LOCAL_PEERS_MAX 64u
 #define BACKLOG 16
-#define GROUPS_MAX 65536u
+#define OPERATOR_PLACES 8u /* of these, for operators only */
 #define HELLO_TIMEOUT_S 10 /* a peer that says nothing gives its place back */
 
 enum access { REFUSED, CLIENT, OPERATOR };
-
-static bool in_group(int socket, const struct ucred *who, gid_t group)
-{
-    gid_t *groups;
-    socklen_t size = 0;
-    bool found = who->gid == group;
-
-    if (found)
-        return true;
-    if (getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, NULL, &size) == 0 || errno != ERANGE ||
-        size > GROUPS_MAX * sizeof(gid_t))
-        return false;
-    groups = malloc(size);
-    if (groups && getsockopt(socket, SOL_SOCKET, SO_PEERGROUPS, groups, &size) == 0)
-        for (unsigned i = 0; i < size / sizeof(gid_t) && !found; i++)
-            found = groups[i] == group;
-    free(groups);
-    return found;
-}
 
 static enum access access_of(const struct rv_router *router, int socket)
 {
@@ -48,7 +28,7 @@ static enum access access_of(const struct rv_router *router, int socket)
         return REFUSED;
     if (who.uid == geteuid() || who.uid == 0)
         return OPERATOR;
-    if (router->setup->control_gid >= 0 && in_group(socket, &who, (gid_t)router->setup->control_gid))
+    if (rv_peer_user_in_group(socket, &who, router->setup->control_gid))
         return CLIENT;
     return REFUSED;
 }
@@ -152,7 +132,7 @@ static void add_peer(struct rv_router *router, int socket)
     enum access access = access_of(router, socket);
     struct rv_local_peer *local = NULL;
 
-    if (router->local_count < LOCAL_PEERS_MAX)
+    if (router->local_count < (access == OPERATOR ? LOCAL_PEERS_MAX : LOCAL_PEERS_MAX - OPERATOR_PLACES))
         local = calloc(1, sizeof(*local));
     if (!local) {
         say_full(socket);

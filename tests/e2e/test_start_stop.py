@@ -165,6 +165,16 @@ def test_the_runtime_folder_gives_nothing_to_others(bare):
         assert stat.S_IMODE(folder.stat().st_mode) == mode, folder
 
 
+def test_a_runtime_folder_that_others_write_to_is_refused_and_left_as_it_is(make_service):
+    service = make_service()
+    service.write_config()
+    service.runtime.mkdir(exist_ok=True)
+    service.runtime.chmod(0o1777)
+    result = service.cli("start", "-c", service.config_file, check=False)
+    assert result.returncode == EXIT_USAGE and "writable by others" in result.stderr
+    assert stat.S_IMODE(service.runtime.stat().st_mode) == 0o1777 and not list(service.runtime.iterdir())
+
+
 def test_a_runtime_folder_that_is_too_long_is_a_configuration_error(make_service):
     service = make_service()
     service.env["RESVISOR_RUNTIME_DIR"] = str(service.base / ("x" * 90))
