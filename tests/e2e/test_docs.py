@@ -247,7 +247,7 @@ def test_the_example_executor_runs(prefix, make_service, tmp_path, how):
     if how == "cmake":
         env = {**os.environ, "PKG_CONFIG_PATH": str(prefix / "lib/pkgconfig")}
         build = tmp_path / "build"
-        subprocess.run(["cmake", "-S", str(folder), "-B", str(build)], env=env, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(["cmake", "-G", "Ninja", "-S", str(folder), "-B", str(build)], env=env, check=True, stdout=subprocess.DEVNULL)
         subprocess.run(["cmake", "--build", str(build)], check=True, stdout=subprocess.DEVNULL)
         executor = build / "count.so"
     else:

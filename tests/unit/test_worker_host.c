@@ -25,11 +25,11 @@ static const struct {
     {"--executor nonexistent", "lib/resvisor/executors/nonexistent.so", 78},
     {"--executor /dev/null", "cannot load the executor", 78},
     {"--executor libc.so.6", "libc.so.6", 78},
-    {"--executor " RV_EXECUTORS "/executor_wrong_0.so", "RESVISOR_CONTROL_FD is not set", 1},
-    {"--executor " RV_EXECUTORS "/executor_wrong_1.so", "executor ABI version 2, this host needs 1", 78},
-    {"--executor " RV_EXECUTORS "/executor_wrong_2.so", "struct_size 8", 78},
-    {"--executor " RV_EXECUTORS "/executor_wrong_3.so", "no run function", 78},
-    {"--executor " RV_LIBRARY, "no symbol resvisor_executor", 78},
+    {"--executor '" RV_EXECUTORS "/executor_wrong_0.so'", "RESVISOR_CONTROL_FD is not set", 1},
+    {"--executor '" RV_EXECUTORS "/executor_wrong_1.so'", "executor ABI version 2, this host needs 1", 78},
+    {"--executor '" RV_EXECUTORS "/executor_wrong_2.so'", "struct_size 8", 78},
+    {"--executor '" RV_EXECUTORS "/executor_wrong_3.so'", "no run function", 78},
+    {"--executor '" RV_LIBRARY "'", "no symbol resvisor_executor", 78},
 };
 
 static void every_mistake_has_its_message_and_exit_code(void **state)
@@ -41,7 +41,7 @@ static void every_mistake_has_its_message_and_exit_code(void **state)
         size_t n;
         int status;
 
-        (void)snprintf(command, sizeof(command), "unset RESVISOR_CONTROL_FD; %s %s 2>&1", RV_WORKER,
+        (void)snprintf(command, sizeof(command), "unset RESVISOR_CONTROL_FD; '%s' %s 2>&1", RV_WORKER,
                        cases[i].arguments);
         pipe = popen(command, "r");
         assert_non_null(pipe);
