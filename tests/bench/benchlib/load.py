@@ -101,7 +101,7 @@ def not_backed(path, rounds):
 
 
 def load(context):
-    size, rounds = (256 * MIB, 2) if context.quick else (2 * GIB, 7)
+    size, rounds = (256 * MIB, 2) if context.quick else (2 * GIB, 5)
     path = context.model(size)
     us, cpu, methods = measure(context, path, rounds)
     gib = path.stat().st_size / GIB
@@ -115,7 +115,7 @@ def load(context):
             Row("load", f"{what}, {gib:.1f} GiB", speed[way], "GiB/s",
                 [slower, *[bound for bound in bounds if bound is not slower], ("dd", speed["dd"])],
                 goal=f">= {SPEED_GOAL} x the slower of fio and fill", met=speed[way] >= SPEED_GOAL * slower[1],
-                note=f"fio: io_uring, depth {QUEUE_DEPTH}, {BLOCK}; fill: write(2) into a fresh memfd, 4 KiB pages; "
+                note=f"fio: io_uring, depth {QUEUE_DEPTH}, {BLOCK}; fill: write(2) into a fresh memfd of 4 KiB pages; "
                 f"loader: {', '.join(sorted(methods))}" if way == "loader" else "")
         )  # fmt: skip
     for name in OTHERS:

@@ -20,7 +20,7 @@ MIB = 1 << 20
 KIB = 1 << 10
 MADV_HUGEPAGE, MADV_POPULATE_WRITE = 14, 23
 REPORTING = pathlib.Path("/sys/module/page_reporting/parameters/page_reporting_order")
-PREFAULT_SHARE = 0.75  # of the memory that is free
+PREFAULT_SHARE = 0.5  # of the memory that is free
 FRESH = 1.25  # of the model: what is touched right before a load
 POLL_S = 0.005
 

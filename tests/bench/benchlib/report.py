@@ -22,7 +22,7 @@ def number(value, unit=""):
 
 def cells(row):
     others = ", ".join(f"{name} {number(value)}" for name, value in row.alternatives)
-    ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+    ratio = "-" if row.ratio is None else f"{row.ratio:.{2 if row.ratio >= 0.1 else 3}f}"
     return (row.what, number(row.ours, row.unit), others or "-", ratio, row.goal or "-", WORDS[row.met])
 
 

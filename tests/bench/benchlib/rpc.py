@@ -6,6 +6,7 @@ from .context import CLIENT, EXECUTOR, RPC_BENCH, WORKER
 from .measure import Helper, MIB, Row, interleave, medians, run_json
 
 CLIENTS = 8
+JOBS = 100000  # records of ended jobs: the one that Get asks for must not be the oldest that goes
 
 
 def rpc(context):
@@ -13,7 +14,7 @@ def rpc(context):
     path = context.model(32 * MIB)
     prefix, job = uuid.uuid4().hex[:12], uuid.uuid4().hex
     types = {"bench": {"executor": str(EXECUTOR), "models": ["m"]}}
-    with context.service(models={"m": str(path)}, types=types) as service:
+    with context.service(models={"m": str(path)}, types=types, rpc={"jobs": JOBS}) as service:
         address, echo_address = context.rpc_address(service), f"ipc://{service.runtime / 'echo.ipc'}"
         run_json([RPC_BENCH, "job", address, "bench", prefix, 1])
         job = f"{prefix}-0"
