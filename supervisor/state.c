@@ -112,12 +112,18 @@ struct rv_model *rv_model_by_name(struct rv_state *state, const char *name)
 
 struct rv_model *rv_model_by_path(struct rv_state *state, const char *path)
 {
-    struct rv_model *model;
+    struct rv_model *model, *first = NULL;
 
-    TAILQ_FOREACH (model, &state->models, link)
-        if (strcmp(model->path, path) == 0)
+    /* Several names of one file have one entry that is at work: what is loaded is loaded once. */
+    TAILQ_FOREACH (model, &state->models, link) {
+        if (strcmp(model->path, path) != 0)
+            continue;
+        if (model->load || !TAILQ_EMPTY(&model->generations))
             return model;
-    return NULL;
+        if (!first)
+            first = model;
+    }
+    return first;
 }
 
 /* Entries by path are made for whoever asks; when the table is full the one unused for longest makes room. */

@@ -146,6 +146,8 @@ static struct rv_model *entry_for(struct rv_supervisor *s, struct rv_model *name
 {
     struct rv_model *model = rv_model_by_path(&s->state, real);
 
+    if (model && named && named != model)
+        (void)rv_model_set_path(named, real); /* so that unload and unpin by this name mean that entry too */
     if (model)
         return model; /* also when another name leads to the same file */
     if (named) {

@@ -668,5 +668,7 @@ void rv_pool_preload(struct rv_supervisor *s)
         if (rv_catalog_find(s, c->name, &model, &fd, &identity, &err) < 0 ||
             rv_load_join(s, model, fd, &identity, &(struct rv_wait_options){0}, &err) < 0)
             rv_log_warning("%s is not preloaded: %s", c->name, err.message);
+        else if (c->pin)
+            model->pinned = true; /* another name of its file may be the entry at work */
     }
 }

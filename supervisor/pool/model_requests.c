@@ -75,8 +75,7 @@ static struct rv_model *find_entry(struct rv_supervisor *s, const char *name, st
     struct rv_model *model = rv_model_by_name(&s->state, name);
     char shown[RV_ERROR_TEXT_MAX / 2];
 
-    if (!model)
-        model = rv_model_by_path(&s->state, name);
+    model = rv_model_by_path(&s->state, model ? model->path : name);
     if (!model)
         rv_error_set(err, ENOENT, ERROR(NO_SUCH_MODEL), "no model \"%s\" is known",
                      rv_escape(shown, sizeof(shown), name, strlen(name)));

@@ -375,3 +375,33 @@ def test_a_router_that_can_never_start_is_the_end_of_the_start(make_service):
     assert "cannot listen at tcp" in (service.runtime / "resvisor.log").read_text()
     assert not (service.runtime / "lock").exists()
     taken.close()
+
+
+# ---- several names of one file ----
+
+
+def test_several_names_of_one_file_are_loaded_once_and_pinned_and_unpinned_by_any(make_service):
+    service = make_service()
+    models.write_plain(service.models / "file.safetensors", mib=1)
+    os.symlink("file.safetensors", service.models / "link.safetensors")
+    service.config["models"] = {
+        "second": {"path": "link.safetensors"},
+        "first": {"path": "file.safetensors"},
+        "third": {"path": "link.safetensors", "pin": True},
+    }
+    service.start()
+    control = service.control
+    procfs.wait_until(lambda: service.status().pool_bytes > 0, 20)
+    before = service.status().pool_bytes
+    with pytest.raises(Refused) as refused:
+        control.model(rpc_pb2.MODEL_UNLOAD, "first")
+    assert refused.value.code == rpc_pb2.ERROR_MODEL_PINNED
+    for name in ("first", "second", "third", str(service.models / "link.safetensors")):
+        lease, index, arenas = control.attach(name)
+        control.detach(lease.lease_id)
+        for fd in [index, *arenas]:
+            os.close(fd)
+    assert service.status().pool_bytes == before and sum(m.loads for m in service.status().models) == 1
+    control.model(rpc_pb2.MODEL_UNPIN, "second")
+    control.model(rpc_pb2.MODEL_UNLOAD, "third")
+    assert service.status().pool_bytes == 0
