@@ -135,6 +135,17 @@ static int store_defaults(struct rv_config_private *config, enum rv_key_scope sc
 
 /* ---- models and types by name ------------------------------------------------------------------------------------ */
 
+/* `resvisor logs NAME` knows these beside the types. */
+static bool name_is_ours(const char *name)
+{
+    static const char *const ours[] = {"router", "loader", "resvisor"};
+
+    for (unsigned i = 0; i < sizeof(ours) / sizeof(ours[0]); i++)
+        if (strcmp(ours[i], name) == 0)
+            return true;
+    return false;
+}
+
 static bool name_is_valid(const char *name)
 {
     static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
@@ -220,6 +231,11 @@ static bool entity_get(struct rv_loader *loader, struct rv_origin origin, enum r
         rv_loader_problem(loader, origin, section,
                           "\"%s\" is not a name; 1 to 64 letters, digits and . _ - are allowed",
                           rv_escape(shown, sizeof(shown), name, strlen(name)));
+        return false;
+    }
+    if (scope != RV_SCOPE_MODEL && name_is_ours(name)) {
+        rv_loader_problem(loader, origin, section, "\"%s\" is the name of a log of resvisor itself; any other name is allowed",
+                          name);
         return false;
     }
     if (count >= limit) {

@@ -273,6 +273,8 @@ static void test_wrong_keys_get_a_suggestion(void **state)
     refused("log_level: info\npool: {}\nlog_level: debug\n", "c.yaml:3: log_level: is here twice, first in line 1");
     refused("models: {a: x, a: y}\n", "models.a: is here twice");
     refused("models: {\"a b\": x}\n", "\"a b\" is not a name");
+    refused("types: {router: {executor: image}}\n", "is the name of a log of resvisor itself");
+    refused("types: {a: {env: {RESVISOR_INCARNATION: \"1\"}}}\n", "is set by resvisor itself");
     refused("models: {a: [x]}\n", "models.a: is a list; allowed: a map or the path of a file");
     refused("? [a]\n: b\n", "a key must be a word");
 }
