@@ -79,6 +79,9 @@ def test_exit_codes_of_jobs(faulty, gate):
     assert result.returncode == JOB_FAILED and "failed as the job asked" in result.stderr + result.stdout
     result = faulty.cli("submit", "test", "--wait", "--param", "fault=crash", check=False)
     assert result.returncode == JOB_FAILED and "SIGSEGV" in result.stderr + result.stdout
+    # Its worker could not get the model, which as a request of its own is "not found" (6); as a job it has failed.
+    result = faulty.cli("submit", "test", "--wait", "--model", "no-such-model", check=False)
+    assert result.returncode == JOB_FAILED and "no_such_model" in result.stderr + result.stdout
     faulty.wait_worker("test", starts=2)
     result = faulty.cli(
         "submit", "test", "--id", "slow", "--wait", "--timeout", "0.3", "--param", f"gate={gate.path}", check=False

@@ -264,7 +264,7 @@ def test_the_example_executor_runs(prefix, make_service, tmp_path, how):
     service.cli("submit", "count", "--param", f"to={count - 1}", "--out", out)
     assert out.read_text().startswith(f"small: {count - 1} tensors, ")
     refused = service.cli("submit", "count", "--param", "from=x", "--wait", check=False)
-    assert refused.returncode == 2 and "from: a whole number is expected" in refused.stdout + refused.stderr
+    assert refused.returncode == 5 and "from: a whole number is expected" in refused.stdout + refused.stderr
 
 
 def json_header(path):

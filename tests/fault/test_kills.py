@@ -20,7 +20,7 @@ KILL_PAUSE_MAX_S = 0.1
 LOAD_S = 0.03  # about what the load takes
 RESET_EVERY = 8
 KINDS = ("worker",) * 6 + ("loader",) * 3 + ("router",)  # few routers: the waits between their restarts add up
-SUPERVISOR_KILLS = 10
+SUPERVISOR_KILLS = 25
 EXIT_WITHIN_S = 5.0
 SEED = int(os.environ.get("RESVISOR_SEED", "0")) or random.SystemRandom().randrange(1, 2**31)
 
