@@ -101,7 +101,7 @@ run() {
 }
 
 run_header() {
-    printf '  %-26s %10s %10s %10s %14s\n' job 'load' 'run' 'in all' 'read from disk'
+    printf '  %-26s %10s %10s %10s %14s\n' job 'load' 'run' 'in all' 'read from file'
 }
 
 # pss PID…: the sum of their proportional set sizes, in bytes.
@@ -163,7 +163,7 @@ echo "  ready after $(($(now_ms) - start)) ms: keeper, supervisor, router, and a
 
 title "1. Five jobs"
 resvisor load text-encoder >/dev/null 2>&1 || fail "the text encoder was not loaded"
-echo "  the text encoder was loaded once for the three workers: $(mib "$(read_so_far)") MiB read from disk"
+echo "  the text encoder was loaded once for the three workers: $(mib "$(read_so_far)") MiB read from its file"
 run_header
 run "image, for the first time" image image-1.png
 run "image again" image image-2.png
@@ -201,7 +201,7 @@ echo "  the job's end:    $(sed 's/.*"error"/"error"/' <"$work/victim.json" | tr
 echo "  typed error:      $(tr -d '\n' <"$work/victim.json" | grep -o '"error":.*' | text name), exit code $rc"
 run_header
 run "image after the kill" image image-4.png
-[ "$last_read" -eq 0 ] || fail "after the kill $last_read bytes were read from disk; 0 were expected"
+[ "$last_read" -eq 0 ] || fail "after the kill $last_read bytes were read from model files; 0 were expected"
 cmp -s "$out/image-1.png" "$out/image-4.png" || fail "the picture after the kill is another one"
 echo "  worker image/0:   process $victim is gone, process $(worker image pid) serves, start number $(worker image starts)"
 wait "$bystander" || fail "the audio job that ran beside it did not end well"

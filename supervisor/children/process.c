@@ -136,11 +136,11 @@ static void child_exec(const struct rv_spawn_options *options, const char *const
     _exit(EXIT_CANNOT_EXECUTE);
 }
 
-/* The number of processes that the kernel has killed for want of memory since boot. */
+/* The number of processes that the kernel has killed for want of memory since boot; UINT64_MAX = not known now. */
 static uint64_t oom_kills(void)
 {
     char line[128];
-    unsigned long long n = 0;
+    unsigned long long n = UINT64_MAX;
     FILE *f = fopen("/proc/vmstat", "re");
 
     while (f && fgets(line, sizeof(line), f))
@@ -289,13 +289,14 @@ void rv_child_cut_off(struct rv_supervisor *s, struct rv_child *child)
 
 static void report_fill(const struct rv_child *child, int code, int status, struct rv_exit_report *report)
 {
+    uint64_t kills = oom_kills();
     double seconds;
 
     report->signaled = code != CLD_EXITED;
     report->status = status;
     report->uptime_us = rv_now_us() - child->process->started_us;
-    report->oom = report->signaled && status == SIGKILL && !child->killed_by_us &&
-                  oom_kills() > child->oom_kills_at_start;
+    report->oom = report->signaled && status == SIGKILL && !child->killed_by_us && kills != UINT64_MAX &&
+                  kills > child->oom_kills_at_start;
     seconds = (double)report->uptime_us / (double)RV_SEC;
     if (child->killed_by_us)
         (void)snprintf(report->text, sizeof(report->text), "killed after %.1f s: %s", seconds, child->kill_reason);
