@@ -26,7 +26,7 @@ void rv_pool_preload(struct rv_supervisor *s);
 
 /*
  * Finds or makes the catalogue entry of a configured name or an absolute path, and opens its file by O_PATH. On success
- * *ret_fd is the caller's, or -1 when the file is gone but a resident generation can still serve. Errors: NO_SUCH_MODEL,
+ * *ret_fd is the caller's, or -1 when the resident generation serves: the file is unchanged, or gone. Errors: NO_SUCH_MODEL,
  * NOT_PERMITTED, FILE, LIMIT.
  */
 int rv_catalog_find(struct rv_supervisor *s, const char *name_or_path, struct rv_model **ret_model, int *ret_fd,
