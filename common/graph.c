@@ -102,15 +102,13 @@ static void collect_files(struct rv_graph *graph, json_t *values, uint32_t node)
     size_t i;
 
     if (json_is_array(values)) {
-        json_array_foreach (values, i, value)
-            if (json_is_string(value) && is_model_file(json_string_value(value)) &&
-                graph->file_count < RV_GRAPH_FILES_MAX)
-                graph->files[graph->file_count++] = (struct rv_graph_file){json_string_value(value), node};
+        json_array_foreach(values, i, value) if (json_is_string(value) && is_model_file(json_string_value(value)) &&
+                                                 graph->file_count < RV_GRAPH_FILES_MAX)
+            graph->files[graph->file_count++] = (struct rv_graph_file){json_string_value(value), node};
     } else if (json_is_object(values)) {
-        json_object_foreach (values, key, value)
-            if (json_is_string(value) && is_model_file(json_string_value(value)) &&
-                graph->file_count < RV_GRAPH_FILES_MAX)
-                graph->files[graph->file_count++] = (struct rv_graph_file){json_string_value(value), node};
+        json_object_foreach(values, key, value) if (json_is_string(value) && is_model_file(json_string_value(value)) &&
+                                                    graph->file_count < RV_GRAPH_FILES_MAX)
+            graph->files[graph->file_count++] = (struct rv_graph_file){json_string_value(value), node};
     }
 }
 
@@ -165,10 +163,11 @@ static int link_node(struct rv_graph *graph, uint32_t node, json_t *inputs, json
     json_t *value;
 
     graph->links->from[node] = graph->links->count;
-    json_object_foreach (inputs, key, value) {
+    json_object_foreach(inputs, key, value)
+    {
         json_t *id = json_is_array(value) && json_array_size(value) == 2 ? json_array_get(value, 0) : NULL;
-        json_t *number = json_is_string(id) ? json_object_getn(numbers, json_string_value(id), json_string_length(id))
-                                            : NULL;
+        json_t *number =
+            json_is_string(id) ? json_object_getn(numbers, json_string_value(id), json_string_length(id)) : NULL;
 
         if (!number || !json_is_number(json_array_get(value, 1)))
             continue;
@@ -206,22 +205,24 @@ static int read_prompt(struct rv_graph *graph, json_t *prompt, json_t *targets, 
         r = no_memory(err);
     if (r < 0)
         goto out;
-    json_object_foreach (prompt, id, value) {
+    json_object_foreach(prompt, id, value)
+    {
         const char *class_type = class_of(value, "class_type");
 
         if (!class_type) {
             r = bad_class(id, err);
             goto out;
         }
-        graph->nodes[graph->node_count] = (struct rv_graph_node){
-            .id = id, .class_type = class_type, .wanted = json_object_get(targets, id) != NULL};
+        graph->nodes[graph->node_count] =
+            (struct rv_graph_node){.id = id, .class_type = class_type, .wanted = json_object_get(targets, id) != NULL};
         collect_files(graph, json_object_get(value, "inputs"), graph->node_count);
         if (json_object_set_new(numbers, id, json_integer(graph->node_count++)) < 0) {
             r = no_memory(err);
             goto out;
         }
     }
-    json_object_foreach (prompt, id, value) {
+    json_object_foreach(prompt, id, value)
+    {
         if (link_node(graph, i++, json_object_get(value, "inputs"), numbers) < 0) {
             r = no_memory(err);
             goto out;
@@ -244,7 +245,8 @@ struct level {
 struct levels {
     struct level *list;
     uint32_t count;
-    json_t *subgraphs; /* id -> its definition, of those that do not run yet */
+    json_t *subgraphs; /* id -> its definition */
+    json_t *waiting;   /* the same, of those that are not in the list yet */
 };
 
 static bool is_running(json_t *node)
@@ -272,9 +274,7 @@ static bool is_used(json_t *node)
     json_t *outputs = json_object_get(node, "outputs"), *output;
     size_t i;
 
-    json_array_foreach (outputs, i, output)
-        if (json_array_size(json_object_get(output, "links")) > 0)
-            return true;
+    json_array_foreach(outputs, i, output) if (json_array_size(json_object_get(output, "links")) > 0) return true;
     return false;
 }
 
@@ -303,7 +303,8 @@ static int read_level(struct rv_graph *graph, struct levels *levels, uint32_t nu
     size_t i;
     int r;
 
-    json_array_foreach (nodes, i, node) {
+    json_array_foreach(nodes, i, node)
+    {
         const char *class_type = class_of(node, "type");
         json_t *subgraph = class_type ? json_object_get(levels->subgraphs, class_type) : NULL;
 
@@ -317,8 +318,9 @@ static int read_level(struct rv_graph *graph, struct levels *levels, uint32_t nu
                 return r;
             continue;
         }
-        levels->list[levels->count++] = (struct level){subgraph, json_string_value(json_object_get(subgraph, "id"))};
-        (void)json_object_del(levels->subgraphs, class_type); /* the root still holds it */
+        if (json_object_del(levels->waiting, class_type) == 0) /* the root still holds the definition */
+            levels->list[levels->count++] =
+                (struct level){subgraph, json_string_value(json_object_get(subgraph, "id"))};
     }
     return 0;
 }
@@ -327,7 +329,7 @@ static int read_workflow(struct rv_graph *graph, json_t *root, struct rv_error *
 {
     json_t *definitions = json_object_get(json_object_get(root, "definitions"), "subgraphs"), *subgraph;
     size_t count = json_array_size(definitions), i;
-    struct levels levels = {calloc(count + 1, sizeof(*levels.list)), 1, json_object()};
+    struct levels levels = {calloc(count + 1, sizeof(*levels.list)), 1, json_object(), NULL};
     int r = 0;
 
     graph->nodes = calloc(RV_GRAPH_NODES_MAX, sizeof(*graph->nodes));
@@ -336,7 +338,8 @@ static int read_workflow(struct rv_graph *graph, json_t *root, struct rv_error *
         r = no_memory(err);
         goto out;
     }
-    json_array_foreach (definitions, i, subgraph) {
+    json_array_foreach(definitions, i, subgraph)
+    {
         const char *id = class_of(subgraph, "id");
 
         if (id && json_object_set(levels.subgraphs, id, subgraph) < 0) {
@@ -344,11 +347,17 @@ static int read_workflow(struct rv_graph *graph, json_t *root, struct rv_error *
             goto out;
         }
     }
+    levels.waiting = json_copy(levels.subgraphs);
+    if (!levels.waiting) {
+        r = no_memory(err);
+        goto out;
+    }
     levels.list[0] = (struct level){root, ""};
     for (uint32_t k = 0; r == 0 && k < levels.count; k++)
         r = read_level(graph, &levels, k, err);
 out:
     json_decref(levels.subgraphs);
+    json_decref(levels.waiting);
     free(levels.list);
     return r;
 }
@@ -370,9 +379,8 @@ static int read_request(struct rv_graph *graph, json_t *root, json_t **ret_targe
         return 0;
     graph->is_partial = true;
     *ret_targets = json_object();
-    json_array_foreach (list, i, id)
-        if (json_is_string(id) && json_object_set(*ret_targets, json_string_value(id), id) < 0)
-            return no_memory(err);
+    json_array_foreach(list, i, id) if (json_is_string(id) && json_object_set(*ret_targets, json_string_value(id), id) <
+                                                                  0) return no_memory(err);
     return 0;
 }
 

@@ -12,7 +12,7 @@ static const char *const medium_names[] = {
     [RV_MEDIUM_AUDIO] = "audio", [RV_MEDIUM_VIDEO] = "video", [RV_MEDIA] = "any",
 };
 static const char *const role_names[] = {
-    [RV_ROLE_NONE] = "none", [RV_ROLE_MAKE] = "makes", [RV_ROLE_SHOW] = "shows",
+    [RV_ROLE_NONE] = "none",  [RV_ROLE_MAKE] = "makes",  [RV_ROLE_SHOW] = "shows",
     [RV_ROLE_SAVE] = "saves", [RV_ROLE_MODEL] = "model",
 };
 static const char *const rule_names[] = {

@@ -80,9 +80,10 @@ const char *rv_route_rule_name(enum rv_route_rule rule);
 unsigned rv_route_accepts(const char *word);
 
 /*
- * Decides. header (NULL = none) is what the request's own X-Resvisor-Type says. types may be empty: then only the medium
- * is decided, and an explicit type must be the name of a medium. -ENOENT and ERROR_NO_SUCH_TYPE if an explicit type does
- * not exist (*ret_route is not written), or if no type accepts the medium (it is written, with RV_ROUTE_NO_TYPE).
+ * Decides. header (NULL = none) is what the request's own X-Resvisor-Type says. types may be empty: then only the
+ * medium is decided, and an explicit type must be the name of a medium. -ENOENT and ERROR_NO_SUCH_TYPE if an explicit
+ * type does not exist (*ret_route is not written), or if no type accepts the medium (it is written, with
+ * RV_ROUTE_NO_TYPE).
  */
 int rv_graph_route(struct rv_graph *graph, const char *header, const struct rv_route_type *types, uint32_t type_count,
                    struct rv_route *ret_route, struct rv_error *err);

@@ -1,6 +1,6 @@
 /*
- * What node classes and model files say about a graph. This table is the only place for it: a wrong decision is mended by
- * a row here. The first row that matches wins, so exceptions stand above what they are exceptions from.
+ * What node classes and model files say about a graph. This table is the only place for it: a wrong decision is mended
+ * by a row here. The first row that matches wins, so exceptions stand above what they are exceptions from.
  *
  * The names are those of ComfyUI's own nodes and of well-known node packs; tests/e2e/test_route.py runs the table over
  * the workflow templates that ComfyUI ships.
@@ -17,10 +17,26 @@ struct class_row {
     enum rv_medium medium;
 };
 
-#define SAVE(pattern, medium) {pattern, RV_ROLE_SAVE, RV_MEDIUM_##medium}
-#define SHOW(pattern, medium) {pattern, RV_ROLE_SHOW, RV_MEDIUM_##medium}
-#define MODEL(pattern, medium) {pattern, RV_ROLE_MODEL, RV_MEDIUM_##medium}
-#define MAKE(pattern, medium) {pattern, RV_ROLE_MAKE, RV_MEDIUM_##medium}
+#define SAVE(pattern, medium)                     \
+    {                                             \
+        pattern, RV_ROLE_SAVE, RV_MEDIUM_##medium \
+    }
+#define SHOW(pattern, medium)                     \
+    {                                             \
+        pattern, RV_ROLE_SHOW, RV_MEDIUM_##medium \
+    }
+#define MODEL(pattern, medium)                     \
+    {                                              \
+        pattern, RV_ROLE_MODEL, RV_MEDIUM_##medium \
+    }
+#define NONE(pattern)                         \
+    {                                         \
+        pattern, RV_ROLE_NONE, RV_MEDIUM_TEXT \
+    }
+#define MAKE(pattern, medium)                     \
+    {                                             \
+        pattern, RV_ROLE_MAKE, RV_MEDIUM_##medium \
+    }
 
 static const struct class_row classes[] = {
     /* Output nodes that store. */
@@ -93,11 +109,44 @@ static const struct class_row classes[] = {
     MAKE("*ToModelNode*", 3D),
     MAKE("VAEDecode*", IMAGE),
     MAKE("*ToImage*", IMAGE),
+    NONE("Load*"), /* what goes in says nothing about what comes out */
+    NONE("Record*"),
+    NONE("GetVideoComponents"),
+    NONE("Video Slice"),
+    NONE("VAEEncode*"),
+    NONE("Trim*"),
+    NONE("*Voice*Clone*"),
+    NONE("*VideoAsset*"),
+    NONE("*Loader*"),
+    NONE("*ReferenceNode"), /* of Luma: an image for another node */
+    MAKE("*SpeechToText*", TEXT),
+    MAKE("*Video*", VIDEO),
+    MAKE("*LipSync*", VIDEO),
+    MAKE("*Lipsync*", VIDEO),
+    MAKE("*FirstLastFrame*", VIDEO),
+    MAKE("*MotionTransfer*", VIDEO),
+    MAKE("*MotionControl*", VIDEO),
+    MAKE("*TalkingImage*", VIDEO),
+    MAKE("*TalkingPhoto*", VIDEO),
+    MAKE("*Audio*", AUDIO),
+    MAKE("*Speech*", AUDIO),
+    MAKE("*ToSFX*", AUDIO),
+    MAKE("*ToSoundEffects*", AUDIO),
+    MAKE("*ToDialogue*", AUDIO),
+    MAKE("*3D*Node*", 3D),
+    MAKE("*SmartTopology*", 3D),
+    MAKE("*Image*Node*", IMAGE),
+    MAKE("*ChatNode*", TEXT),
+    MAKE("*LLMNode*", TEXT),
+    MAKE("TextGenerate*", TEXT),
+    MAKE("GeminiNode*", TEXT),
+    MAKE("ClaudeNode*", TEXT),
 };
 
 /* Loaders whose files say nothing about the medium: encoders and decoders are shared between families. */
 static const char *const side_loaders[] = {
-    "*VAE*", "*CLIP*", "*Lora*", "*LoRA*", "*ControlNet*", "*Upscale*", "*TextEncoder*", "*AudioEncoder*", "*ModelPatch*",
+    "*VAE*",     "*CLIP*",        "*Lora*",         "*LoRA*",       "*ControlNet*",
+    "*Upscale*", "*TextEncoder*", "*AudioEncoder*", "*ModelPatch*",
 };
 
 struct file_row {
@@ -106,34 +155,16 @@ struct file_row {
 };
 
 static const struct file_row files[] = {
-    {"_wan_", RV_MEDIUM_VIDEO},
-    {"_wan2", RV_MEDIUM_VIDEO},
-    {"_hunyuan_video", RV_MEDIUM_VIDEO},
-    {"_hunyuanvideo", RV_MEDIUM_VIDEO},
-    {"_ltx", RV_MEDIUM_VIDEO},
-    {"_cogvideo", RV_MEDIUM_VIDEO},
-    {"_mochi", RV_MEDIUM_VIDEO},
-    {"_svd_", RV_MEDIUM_VIDEO}, /* "svdq" is a way to quantise image models */
-    {"_stable_video", RV_MEDIUM_VIDEO},
-    {"_animatediff", RV_MEDIUM_VIDEO},
-    {"_minimax_h3", RV_MEDIUM_VIDEO},
-    {"_t2v_", RV_MEDIUM_VIDEO},
-    {"_i2v_", RV_MEDIUM_VIDEO},
-    {"_ti2v_", RV_MEDIUM_VIDEO},
-    {"_s2v_", RV_MEDIUM_VIDEO},
-    {"_v2v_", RV_MEDIUM_VIDEO},
-    {"_video2world", RV_MEDIUM_VIDEO},
-    {"_stable_audio", RV_MEDIUM_AUDIO},
-    {"_ace_step", RV_MEDIUM_AUDIO},
-    {"_acestep", RV_MEDIUM_AUDIO},
-    {"_mmaudio", RV_MEDIUM_AUDIO},
-    {"_minimax_music", RV_MEDIUM_AUDIO},
-    {"_yue2", RV_MEDIUM_AUDIO},
-    {"_hunyuan3d", RV_MEDIUM_3D},
-    {"_hunyuan_3d", RV_MEDIUM_3D},
-    {"_trellis", RV_MEDIUM_3D},
-    {"_pixal3d", RV_MEDIUM_3D},
-    {"_triposplat", RV_MEDIUM_3D},
+    {"_wan_", RV_MEDIUM_VIDEO},         {"_wan2", RV_MEDIUM_VIDEO},          {"_hunyuan_video", RV_MEDIUM_VIDEO},
+    {"_hunyuanvideo", RV_MEDIUM_VIDEO}, {"_ltx", RV_MEDIUM_VIDEO},           {"_cogvideo", RV_MEDIUM_VIDEO},
+    {"_mochi", RV_MEDIUM_VIDEO},        {"_svd_", RV_MEDIUM_VIDEO}, /* "svdq" is a way to quantise image models */
+    {"_stable_video", RV_MEDIUM_VIDEO}, {"_animatediff", RV_MEDIUM_VIDEO},   {"_minimax_h3", RV_MEDIUM_VIDEO},
+    {"_t2v_", RV_MEDIUM_VIDEO},         {"_i2v_", RV_MEDIUM_VIDEO},          {"_ti2v_", RV_MEDIUM_VIDEO},
+    {"_s2v_", RV_MEDIUM_VIDEO},         {"_v2v_", RV_MEDIUM_VIDEO},          {"_video2world", RV_MEDIUM_VIDEO},
+    {"_stable_audio", RV_MEDIUM_AUDIO}, {"_ace_step", RV_MEDIUM_AUDIO},      {"_acestep", RV_MEDIUM_AUDIO},
+    {"_mmaudio", RV_MEDIUM_AUDIO},      {"_minimax_music", RV_MEDIUM_AUDIO}, {"_yue2", RV_MEDIUM_AUDIO},
+    {"_hunyuan3d", RV_MEDIUM_3D},       {"_hunyuan_3d", RV_MEDIUM_3D},       {"_trellis", RV_MEDIUM_3D},
+    {"_pixal3d", RV_MEDIUM_3D},         {"_triposplat", RV_MEDIUM_3D},
 };
 
 #define COUNT(table) (sizeof(table) / sizeof((table)[0]))

@@ -148,8 +148,7 @@ static void print_json(const struct rv_graph *graph, const struct rv_route *rout
     (void)json_object_set_new(root, "kind", json_string(rv_medium_name(route->medium)));
     (void)json_object_set_new(root, "rule", json_string(rv_route_rule_name(route->rule)));
     (void)json_object_set_new(root, "type", has_type ? rv_json_text(types->list[route->type].name) : json_null());
-    (void)json_object_set_new(root, "format",
-                              json_string(graph->format == RV_GRAPH_PROMPT ? "prompt" : "workflow"));
+    (void)json_object_set_new(root, "format", json_string(graph->format == RV_GRAPH_PROMPT ? "prompt" : "workflow"));
     (void)json_object_set_new(root, "nodes", json_integer(graph->node_count));
     (void)json_object_set_new(root, "candidates", candidates_json(route));
     (void)json_object_set_new(root, "evidence", array);
@@ -176,8 +175,8 @@ static void print_text(const struct rv_graph *graph, const struct rv_route *rout
     printf("kind: %s\nrule: %s (%s)\n", rv_medium_name(route->medium), rv_route_rule_name(route->rule),
            rule_texts[route->rule]);
     if (route->type != RV_ROUTE_NO_TYPE)
-        printf("type: %s\n", rv_escape(name, sizeof(name), types->list[route->type].name,
-                                       strlen(types->list[route->type].name)));
+        printf("type: %s\n",
+               rv_escape(name, sizeof(name), types->list[route->type].name, strlen(types->list[route->type].name)));
     else
         printf("type: none (%s)\n", types->count > 0 ? "no type accepts it" : "no types are configured");
     if (route->evidence_count == 0)
@@ -254,10 +253,11 @@ const struct rv_command rv_command_route = {
     .name = "route",
     .arguments = "FILE [-t TYPE] [-c FILE] [--json]",
     .summary = "Explain which workflow type a ComfyUI graph belongs to.",
-    .text = "FILE holds a graph in ComfyUI's API format, the body of a POST /prompt, or a saved workflow; - is standard "
-            "input. Printed are the kind of the graph, the rule that decided, the nodes and model files that the rule "
-            "looked at, and the configured type that accepts the kind: see types.NAME.accepts.\n\n"
-            "Nothing is started or asked. Exit code 6 if no type accepts the graph.",
+    .text =
+        "FILE holds a graph in ComfyUI's API format, the body of a POST /prompt, or a saved workflow; - is standard "
+        "input. Printed are the kind of the graph, the rule that decided, the nodes and model files that the rule "
+        "looked at, and the configured type that accepts the kind: see types.NAME.accepts.\n\n"
+        "Nothing is started or asked. Exit code 6 if no type accepts the graph.",
     .common = RV_COMMON_CONFIG | RV_COMMON_LOG | RV_COMMON_JSON,
     .min_arguments = 1,
     .max_arguments = 1,
