@@ -64,6 +64,20 @@ static int read_file(const char *path, char **ret_text, size_t *ret_length, stru
     return 0;
 }
 
+static int parse_file(const char *path, struct rv_graph **ret_graph, struct rv_error *err)
+{
+    struct rv_error inner = {0};
+    char *text = NULL;
+    size_t length = 0;
+    int r = read_file(path, &text, &length, err);
+
+    if (r < 0)
+        return r;
+    r = rv_graph_parse(text, length, ret_graph, &inner);
+    free(text);
+    return r < 0 ? rv_error_set(err, -r, inner.code, "%s: %s", path, inner.message) : 0;
+}
+
 static const char *model_path(const struct rv_config *config, const char *name)
 {
     for (uint32_t i = 0; i < config->model_count; i++)
@@ -205,15 +219,11 @@ static int route_file(const struct rv_args *args, const char *header)
     struct rv_graph *graph = NULL;
     struct rv_route route = {.type = RV_ROUTE_NO_TYPE};
     struct rv_error err = {0};
-    char *text = NULL;
-    size_t length = 0;
     bool decided = false;
     int r = read_types(args, &types, &err);
 
     if (r == 0)
-        r = read_file(args->arguments[0], &text, &length, &err);
-    if (r == 0)
-        r = rv_graph_parse(text, length, &graph, &err);
+        r = parse_file(args->arguments[0], &graph, &err);
     if (r == 0) {
         route.medium = RV_MEDIA;
         r = rv_graph_route(graph, header, types.list, types.count, &route, &err);
@@ -229,7 +239,6 @@ static int route_file(const struct rv_args *args, const char *header)
         r = rv_say_error(&err, args->json);
     rv_graph_destroy(graph);
     rv_config_destroy(types.config);
-    free(text);
     return r;
 }
 
