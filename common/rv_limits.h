@@ -21,11 +21,11 @@
 
 #define RV_TYPES_MAX 32u
 #define RV_WORKERS_PER_TYPE_MAX 16u
+#define RV_ACCEPTS_MAX 8u                     /* kinds of graphs that a type names */
 #define RV_MODELS_MAX 1024u                   /* catalogue entries, configured and by path */
 #define RV_FOLDERS_MAX 64u
 #define RV_TYPE_MODELS_MAX 16u
 #define RV_ENV_MAX 64u
-#define RV_ACCEPTS_MAX 8u                     /* kinds of graphs that a type names */
 #define RV_DEATHS_MAX 1000u                   /* of one worker that are remembered: types.*.max_deaths goes so far */
 
 #define RV_PARAMS_MAX 64u
