@@ -36,6 +36,8 @@ struct rv_config_type { /* types.NAME */
     char *executor;                       /* a name (libexec of the installation) or an absolute path to a .so */
     char *models[RV_TYPE_MODELS_MAX];     /* configured names; attached by each worker in this order */
     uint32_t model_count;
+    char *accepts[RV_ACCEPTS_MAX];        /* kinds of graphs, words of graph_route.h; none = the type's own name */
+    uint32_t accept_count;
     uint32_t workers;                     /* 1 to RV_WORKERS_PER_TYPE_MAX */
     uint32_t queue;                       /* jobs waiting */
     struct rv_config_pair env[RV_ENV_MAX];

@@ -88,6 +88,10 @@ static const struct rv_key keys[] = {
      "Required."},
     {"types.*.models", RV_KEY_LIST, TYPE_LIST(models, model_count), 0, RV_TYPE_MODELS_MAX, false, NULL, "",
      "Names of models that each worker attaches at start, in this order. Jobs use the first unless they name another."},
+    {"types.*.accepts", RV_KEY_LIST, TYPE_LIST(accepts, accept_count), 0, RV_ACCEPTS_MAX, false,
+     "image|video|audio|3d|text|any", "",
+     "Kinds of ComfyUI graphs that it runs: image, video, audio, 3d, text, or any for what no other type accepts. Empty "
+     "means the kind that is called like the type, if there is one. `resvisor route FILE` explains a graph."},
     {"types.*.workers", RV_KEY_UINT, TYPE(workers), 1, RV_WORKERS_PER_TYPE_MAX, false, NULL, "1",
      "Worker processes. Each runs one job at a time."},
     {"types.*.queue", RV_KEY_UINT, TYPE(queue), 1, 100000, false, NULL, "64",

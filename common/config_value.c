@@ -255,20 +255,29 @@ static int store_text(const struct rv_key *key, uint8_t *place, const char *text
     return 0;
 }
 
-static int store_word(const struct rv_key *key, uint8_t *place, const char *text, char *reason, size_t size)
+/* The number of a word; -EINVAL and the reason. */
+static int find_word(const char *words, const char *text, char *reason, size_t size)
 {
-    int number = word_number(key->words, text);
+    int number = word_number(words, text);
     char guess[RV_KEY_PATH_MAX];
 
-    if (number < 0) {
-        (void)wrong(text, "is not known", reason, size);
-        if (rv_word_suggest(key->words, text, guess, sizeof(guess))) {
-            size_t n = strlen(reason);
+    if (number >= 0)
+        return number;
+    (void)wrong(text, "is not known", reason, size);
+    if (rv_word_suggest(words, text, guess, sizeof(guess))) {
+        size_t n = strlen(reason);
 
-            (void)snprintf(reason + n, size - n, ", did you mean \"%s\"?", guess);
-        }
-        return -EINVAL;
+        (void)snprintf(reason + n, size - n, ", did you mean \"%s\"?", guess);
     }
+    return -EINVAL;
+}
+
+static int store_word(const struct rv_key *key, uint8_t *place, const char *text, char *reason, size_t size)
+{
+    int number = find_word(key->words, text, reason, size);
+
+    if (number < 0)
+        return number;
     if (key->type == RV_KEY_WORD)
         return store_text(key, place, text, "", reason, size);
     memcpy(place, &number, sizeof(number)); /* an enum of int size */
@@ -347,6 +356,8 @@ int rv_key_append(const struct rv_key *key, void *base, const char *name, const 
         (void)snprintf(reason, size, "an element is empty");
         return -EINVAL;
     }
+    if (key->words && find_word(key->words, text, reason, size) < 0)
+        return -EINVAL;
     r = make_text(key, text, base_folder, &copy, reason, size);
     if (r < 0)
         return r;
@@ -411,6 +422,19 @@ void rv_format_duration(uint64_t us, char *buffer, size_t size)
         format_quantity(us, duration_units, COUNT(duration_units), buffer, size);
 }
 
+/* "one of a, b, c" */
+static void list_words(const char *words, const char *before, char *buffer, size_t size)
+{
+    size_t out = (size_t)snprintf(buffer, size, "%s", before);
+
+    for (const char *p = words; *p && out + 3 < size; p++) {
+        buffer[out++] = *p == '|' ? ',' : *p;
+        if (*p == '|')
+            buffer[out++] = ' ';
+    }
+    buffer[out] = '\0';
+}
+
 void rv_key_allowed(const struct rv_key *key, char *buffer, size_t size)
 {
     char low[32], high[32];
@@ -432,18 +456,16 @@ void rv_key_allowed(const struct rv_key *key, char *buffer, size_t size)
                        high);
         break;
     case RV_KEY_WORD:
-    case RV_KEY_CHOICE: {
-        size_t out = (size_t)snprintf(buffer, size, strchr(key->words, '|') ? "one of " : "");
-
-        for (const char *p = key->words; *p && out + 3 < size; p++) {
-            buffer[out++] = *p == '|' ? ',' : *p;
-            if (*p == '|')
-                buffer[out++] = ' ';
-        }
-        buffer[out] = '\0';
+    case RV_KEY_CHOICE:
+        list_words(key->words, strchr(key->words, '|') ? "one of " : "", buffer, size);
         break;
-    }
     case RV_KEY_LIST:
+        if (key->words) {
+            list_words(key->words, "a list of these: ", buffer, size);
+            break;
+        }
+        (void)snprintf(buffer, size, "a %s, at most %" PRIu64, type_names[key->type], key->max);
+        break;
     case RV_KEY_PATHS:
     case RV_KEY_MAP:
         (void)snprintf(buffer, size, "a %s, at most %" PRIu64, type_names[key->type], key->max);

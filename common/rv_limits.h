@@ -21,6 +21,7 @@
 
 #define RV_TYPES_MAX 32u
 #define RV_WORKERS_PER_TYPE_MAX 16u
+#define RV_ACCEPTS_MAX 8u                     /* kinds of graphs that a type names */
 #define RV_MODELS_MAX 1024u                   /* catalogue entries, configured and by path */
 #define RV_FOLDERS_MAX 64u
 #define RV_TYPE_MODELS_MAX 16u

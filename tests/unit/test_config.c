@@ -132,6 +132,7 @@ static void test_a_full_file_is_read(void **state)
         "models:\n  a: a.safetensors\n  b.c: {path: later.safetensors, pin: on, preload: true, format: blob}\n"
         "types:\n"
         "  image:\n    executor: %s/executor.so\n    models: [b.c, a]\n    workers: 2\n    queue: 5\n"
+        "    accepts: [image, any]\n"
         "    env: {HOME: /x, A_1: \"\"}\n    job_timeout: 1h\n    mapping: shared\n",
         folder);
     c = load_good(text, NULL);
@@ -156,6 +157,8 @@ static void test_a_full_file_is_read(void **state)
     assert_string_equal(t->executor, path_of("executor.so"));
     assert_string_equal(t->models[0], "b.c");
     assert_int_equal(t->model_count, 2);
+    assert_int_equal(t->accept_count, 2);
+    assert_string_equal(t->accepts[1], "any");
     assert_int_equal(t->env_count, 2);
     assert_string_equal(t->env[1].value, "");
     assert_int_equal(t->job_timeout_us, 3600000000);
@@ -252,6 +255,8 @@ static void test_wrong_values_name_line_key_and_what_is_allowed(void **state)
     refused("model_folders: models\n", "model_folders: is a single value; allowed: a list of paths");
     refused("model_folders: [[a]]\n", "an element is a list, not a text");
     refused("model_folders: [\"\"]\n", "an element is empty");
+    refused("types: {a: {accepts: [imgae]}}\n",
+            "types.a.accepts: \"imgae\" is not known, did you mean \"image\"?; allowed: a list of these: image, video");
     refused("types: {a: {env: [x]}}\n", "types.a.env: is a list");
     refused("types: {a: {env: {\"A B\": x}}}\n", "is not the name of an environment variable");
     refused("log_level: \"\\e[31m\"\n", "\"\\x1b[31m\" is not known"); /* nothing from the file reaches the terminal */
