@@ -150,6 +150,40 @@ unsigned rv_key_number(const struct rv_key *key)
     return number;
 }
 
+/* ---- kinds of worker -------------------------------------------------------------------------------------------- */
+
+/* Keys that only some kinds of worker have; the others are for all. */
+static const struct {
+    const char *pattern;
+    const char *kinds; /* "a|b" */
+} kind_keys[] = {
+    {"types.*.executor", "native"},
+    {"types.*.script", "python"},
+    {"types.*.python", "python"},
+    {"types.*.args", "python"},
+};
+
+const char *rv_key_kinds(const struct rv_key *key)
+{
+    for (unsigned i = 0; i < sizeof(kind_keys) / sizeof(kind_keys[0]); i++)
+        if (strcmp(kind_keys[i].pattern, key->pattern) == 0)
+            return kind_keys[i].kinds;
+    return NULL;
+}
+
+bool rv_key_is_of_kind(const struct rv_key *key, const char *kind)
+{
+    const char *words = rv_key_kinds(key);
+    size_t n = strlen(kind);
+
+    if (!words)
+        return true;
+    for (; *words; words += strcspn(words, "|"), words += *words == '|')
+        if (strncmp(words, kind, n) == 0 && (words[n] == '|' || words[n] == '\0'))
+            return true;
+    return false;
+}
+
 bool rv_key_is_section(const char *pattern)
 {
     size_t n = strlen(pattern);

@@ -12,7 +12,7 @@ import textwrap
 import pytest
 from harness import models, procfs
 from harness.protos import rpc_pb2
-from harness.python import environment, run_python
+from harness.python import environment, python_programs, run_python
 from harness.service import BUILD, ROOT, SANITIZED
 
 pytestmark = pytest.mark.skipif(SANITIZED, reason="python would need the sanitizer's runtime first")
@@ -512,3 +512,46 @@ def test_load_file_finds_a_restarted_supervisor(service):
     service.start()
     out, _ = process.communicate("\n")
     assert json.loads(out) is True
+
+
+# ---- the document ----
+
+
+def test_the_example_client_runs(service):
+    client = ROOT / "deploy" / "examples" / "python" / "client.py"
+
+    def run(*arguments):
+        return subprocess.run(
+            [sys.executable, client, *arguments], env=environment(service), capture_output=True, text=True, timeout=60
+        )
+
+    first, second, refused = run("plain"), run("plain"), run("nothing")
+    assert first.returncode == 0 and "loading: " in first.stderr and "plain: generation 1, 8 tensors" in first.stdout
+    assert ", 0 bytes read" not in first.stdout and ", 0 bytes read" in second.stdout
+    assert "copied by this process: 4096 bytes\nthe pool's own bytes: unchanged\n" in second.stdout
+    assert refused.returncode == 1 and refused.stderr.startswith("NO_SUCH_MODEL: no model is named")
+
+
+def test_programs_of_the_document_run(service):
+    programs = python_programs("numpy")
+    assert len(programs) == 2
+    service.stop()
+    service.config["models"]["flux"] = {"path": "plain.safetensors"}
+    service.start()
+    for program in programs:
+        run_python(service, program + "\nprint('null')")
+
+
+def test_the_table_of_errors_is_the_table_of_classes():
+    text = (ROOT / "docs" / "python.md").read_text().split("\n## Errors\n")[1].split("\n## ")[0]
+    named = {}
+    for row in re.findall(r"^\| (`.*) \|$", text, re.MULTILINE):
+        classes, codes, base = (cell.strip() for cell in row.split("|")[:3])
+        for class_, code in zip(classes.split(","), codes.split(","), strict=True):
+            named[class_.strip(" `")] = [code.strip(), base.strip("`")]
+    named.pop("Error` itself")
+    code = """
+        import json, resvisor._errors as e
+        print(json.dumps({c.__name__: [k.name, "" if len(c.__bases__) == 1 else c.__bases__[1].__name__] for k, c in e._CLASSES.items()}))
+    """
+    assert run_python(None, code) == named

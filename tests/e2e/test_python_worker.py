@@ -291,7 +291,16 @@ def test_the_package_comes_before_the_users_pythonpath(make_python, tmp_path):
         assert jobs.output(jobs.run_done("py")) == b"helper"
 
 
-def test_ten_lines_are_enough():
-    text = (ROOT / "deploy" / "examples" / "python" / "worker.py").read_text()
-    code = [line for line in text.splitlines() if line.strip() and not line.startswith(("#", '"""'))]
+def test_the_example_worker_runs_and_has_ten_lines(make_service):
+    script = ROOT / "deploy" / "examples" / "python" / "worker.py"
+    service = make_service()
+    models.write(service.models / "m.safetensors", [("a", "I8", (4,)), ("b", "U16", (2, 3))])
+    service.config["models"] = {"m": {"path": "m.safetensors"}}
+    service.config["types"] = {"means": {"kind": "python", "script": str(script), "models": ["m"], "python": sys.executable}}
+    service.start()
+    service.wait_ready()
+    with Jobs(service) as jobs:
+        lines = jobs.output(jobs.run_done("means")).decode().splitlines()
+    assert [line.split(":")[0] for line in lines] == ["a", "b"]
+    code = [line for line in script.read_text().splitlines() if line.strip() and not line.startswith('"""')]
     assert len(code) <= 10

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 from harness import models
 from harness.jobs import Jobs
-from harness.python import run_python
+from harness.python import python_programs, run_python
 from harness.service import ROOT
 
 SPECIAL = ("C64", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
@@ -174,6 +174,15 @@ def test_a_torch_worker(make_service):
     wanted = sum(models.write(service.folder / "copy.safetensors", [("w", "U8", (8, 8))])["w"])
     with Jobs(service) as jobs:
         assert jobs.output(jobs.run_done("t")) == str(wanted).encode()
+
+
+def test_programs_of_the_document_run(service, monkeypatch):
+    programs = python_programs("torch")
+    assert len(programs) == 2
+    (service.folder / "model.safetensors").symlink_to(service.models / "every.safetensors")
+    monkeypatch.chdir(service.folder)
+    for program in programs:
+        assert run_python(service, program + "\nprint(len(weights))") == 24
 
 
 def test_types_are_strict(tmp_path):
