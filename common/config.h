@@ -32,8 +32,12 @@ struct rv_config_model { /* models.NAME */
 
 struct rv_config_type { /* types.NAME */
     char *name;
-    char *kind;                           /* worker kind: "native" */
-    char *executor;                       /* a name (libexec of the installation) or an absolute path to a .so */
+    char *kind;                           /* worker kind: "native", "python" */
+    char *executor;                       /* a name (libexec of the installation) or an absolute path to a .so; kind native */
+    char *python;                         /* absolute path of the interpreter; kind python, as the next two */
+    char *script;                         /* absolute */
+    char *args[RV_TYPE_ARGS_MAX];         /* of the script */
+    uint32_t arg_count;
     char *models[RV_TYPE_MODELS_MAX];     /* configured names; attached by each worker in this order */
     uint32_t model_count;
     char *accepts[RV_ACCEPTS_MAX];        /* kinds of graphs, words of graph_route.h; none = the type's own name */

@@ -299,6 +299,109 @@ static void check_executor(struct rv_loader *loader, uint32_t number)
         rv_loader_problem(loader, origin, key, "%s is not a readable file", type->executor);
 }
 
+/* The first executable of that name in PATH, absolute; NULL = none. */
+static char *find_in_path(const char *name)
+{
+    const char *folder = getenv("PATH");
+
+    for (size_t n; folder && *folder; folder += n + (folder[n] == ':')) {
+        char *text = NULL;
+
+        n = strcspn(folder, ":");
+        if (*folder != '/') /* the working folder is no place for programs */
+            continue;
+        if (asprintf(&text, "%.*s/%s", (int)n, folder, name) < 0)
+            return NULL;
+        if (access(text, X_OK) == 0)
+            return text;
+        free(text);
+    }
+    return NULL;
+}
+
+static bool is_file(const char *path, int mode)
+{
+    struct stat st;
+
+    if (stat(path, &st) < 0)
+        return false;
+    if (!S_ISREG(st.st_mode)) {
+        errno = S_ISDIR(st.st_mode) ? EISDIR : EINVAL;
+        return false;
+    }
+    return access(path, mode) == 0;
+}
+
+static void check_python(struct rv_loader *loader, uint32_t number)
+{
+    struct rv_config_type *type = &loader->config->config.types[number];
+    struct rv_origin origin = origin_of(loader, "types.*.python", number);
+    char key[RV_KEY_PATH_MAX], *found = NULL;
+
+    (void)snprintf(key, sizeof(key), "types.%s.script", type->name);
+    if (*type->script == '\0')
+        rv_loader_problem(loader, loader->config->types[number].origin, key,
+                          "is missing; allowed: the path of a Python script");
+    else if (!is_file(type->script, R_OK))
+        rv_loader_problem(loader, origin_of(loader, "types.*.script", number), key,
+                          "%s: %s; allowed: the path of a Python script", type->script, strerror(errno));
+    (void)snprintf(key, sizeof(key), "types.%s.python", type->name);
+    if (*type->python != '\0' && !strchr(type->python, '/')) {
+        found = find_in_path(type->python);
+        if (!found) {
+            rv_loader_problem(loader, origin, key,
+                              "no program \"%s\" is in PATH; allowed: a name that is there, or the path of an "
+                              "interpreter",
+                              type->python);
+            return;
+        }
+    } else if (*type->python != '/' && asprintf(&found, "%s/%s", loader->file_folder, type->python) < 0) {
+        found = NULL;
+        loader->no_memory = true;
+        return;
+    }
+    if (found)
+        replace(loader, &type->python, found);
+    if (!is_file(type->python, X_OK))
+        rv_loader_problem(loader, origin, key,
+                          "%s: %s; allowed: a name that is in PATH, or the path of an interpreter", type->python,
+                          strerror(errno));
+}
+
+/* ---- worker kinds ------------------------------------------------------------------------------------------------ */
+
+static const struct {
+    const char *kind;
+    void (*check)(struct rv_loader *loader, uint32_t number);
+} kind_checks[] = {
+    {"native", check_executor},
+    {"python", check_python},
+};
+
+static void check_kind(struct rv_loader *loader, uint32_t number)
+{
+    const struct rv_config_type *type = &loader->config->config.types[number];
+
+    const struct rv_key *row;
+
+    for (unsigned i = 0; (row = rv_key_at(i)); i++) {
+        struct rv_origin origin;
+        char key[RV_KEY_PATH_MAX];
+
+        if (row->scope != RV_SCOPE_TYPE || rv_key_is_of_kind(row, type->kind))
+            continue;
+        origin = origin_of(loader, row->pattern, number);
+        if (origin.source == RV_SOURCE_DEFAULT)
+            continue;
+        rv_key_shown(row, type->name, key, sizeof(key));
+        rv_loader_problem(loader, origin, key, "is not a key of workers of kind %s; allowed with kind: %s", type->kind,
+                          rv_key_kinds(row));
+    }
+    for (unsigned i = 0; i < sizeof(kind_checks) / sizeof(kind_checks[0]); i++)
+        if (strcmp(kind_checks[i].kind, type->kind) == 0)
+            kind_checks[i].check(loader, number);
+}
+
 static bool model_is_known(const struct rv_config *c, const char *name)
 {
     for (uint32_t i = 0; i < c->model_count; i++)
@@ -329,7 +432,7 @@ static void check_type(struct rv_loader *loader, uint32_t number)
     struct rv_config_type *type = &c->types[number];
     char key[RV_KEY_PATH_MAX];
 
-    check_executor(loader, number);
+    check_kind(loader, number);
     (void)snprintf(key, sizeof(key), "types.%s.models", type->name);
     for (uint32_t i = 0; i < type->model_count; i++) {
         if (!model_is_known(c, type->models[i]))

@@ -82,10 +82,19 @@ static const struct rv_key keys[] = {
     {"models.*.format", RV_KEY_WORD, MODEL(format), 0, 0, false, "auto|safetensors|blob", "auto",
      "How the file is read: `auto` decides by suffix and content, `blob` holds it as one piece."},
 
-    {"types.*.kind", RV_KEY_WORD, TYPE(kind), 0, 0, false, "native", "native", "Kind of worker."},
+    {"types.*.kind", RV_KEY_WORD, TYPE(kind), 0, 0, false, "native|python", "native",
+     "Kind of worker: `native` runs an executor, `python` a script that uses `resvisor.worker`."},
     {"types.*.executor", RV_KEY_STRING, TYPE(executor), TEXT, "",
-     "The executor: a name such as `image`, looked up among the installed ones, or the absolute path of a `.so` file. "
-     "Required."},
+     "Kind `native` only, and required there. The executor: a name such as `image`, looked up among the installed ones, "
+     "or the absolute path of a `.so` file."},
+    {"types.*.script", RV_KEY_PATH, TYPE(script), TEXT, "",
+     "Kind `python` only, and required there. The worker's Python script. A relative one is relative to the "
+     "configuration file."},
+    {"types.*.python", RV_KEY_STRING, TYPE(python), TEXT, "python3",
+     "Kind `python` only. The interpreter: a name that is looked up in `PATH`, or a path such as that of a virtual "
+     "environment's `bin/python`; a relative one is relative to the configuration file."},
+    {"types.*.args", RV_KEY_LIST, TYPE_LIST(args, arg_count), 0, RV_TYPE_ARGS_MAX, false, NULL, "",
+     "Kind `python` only. Arguments of the script."},
     {"types.*.models", RV_KEY_LIST, TYPE_LIST(models, model_count), 0, RV_TYPE_MODELS_MAX, false, NULL, "",
      "Names of models that each worker attaches at start, in this order. Jobs use the first unless they name another."},
     {"types.*.accepts", RV_KEY_LIST, TYPE_LIST(accepts, accept_count), 0, RV_ACCEPTS_MAX, false,
@@ -143,6 +152,40 @@ unsigned rv_key_number(const struct rv_key *key)
         if (k->scope == key->scope)
             number++;
     return number;
+}
+
+/* ---- kinds of worker -------------------------------------------------------------------------------------------- */
+
+/* Keys that only some kinds of worker have; the others are for all. */
+static const struct {
+    const char *pattern;
+    const char *kinds; /* "a|b" */
+} kind_keys[] = {
+    {"types.*.executor", "native"},
+    {"types.*.script", "python"},
+    {"types.*.python", "python"},
+    {"types.*.args", "python"},
+};
+
+const char *rv_key_kinds(const struct rv_key *key)
+{
+    for (unsigned i = 0; i < sizeof(kind_keys) / sizeof(kind_keys[0]); i++)
+        if (strcmp(kind_keys[i].pattern, key->pattern) == 0)
+            return kind_keys[i].kinds;
+    return NULL;
+}
+
+bool rv_key_is_of_kind(const struct rv_key *key, const char *kind)
+{
+    const char *words = rv_key_kinds(key);
+    size_t n = strlen(kind);
+
+    if (!words)
+        return true;
+    for (; *words; words += strcspn(words, "|"), words += *words == '|')
+        if (strncmp(words, kind, n) == 0 && (words[n] == '|' || words[n] == '\0'))
+            return true;
+    return false;
 }
 
 bool rv_key_is_section(const char *pattern)
