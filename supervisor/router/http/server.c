@@ -434,8 +434,7 @@ static struct MHD_Daemon *start_daemon(struct rv_http *http)
                             MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
                             http, MHD_OPTION_URI_LOG_CALLBACK, on_uri, http, MHD_OPTION_CONNECTION_LIMIT,
                             http->router->setup->http_connections + 1, MHD_OPTION_CONNECTION_TIMEOUT, STALLED_S,
-                            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)POOL_BYTES, MHD_OPTION_STRICT_FOR_CLIENT, 1,
-                            MHD_OPTION_END);
+                            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)POOL_BYTES, MHD_OPTION_END);
 }
 
 int rv_http_open(struct rv_router *router, struct rv_error *err)
