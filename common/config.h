@@ -79,6 +79,10 @@ struct rv_config {
     uint64_t rpc_result_age_us;
     uint32_t rpc_jobs;         /* job records kept */
 
+    char *http_listen;         /* "host:port", "" = off */
+    char *http_token_file;     /* required unless http_listen is loopback */
+    uint32_t http_connections;
+
     uint64_t pool_budget;      /* bytes; 0 = no limit; a percentage in the file is of MemTotal */
     enum rv_huge_pages huge_pages;
     char *pool_backend;        /* "memfd" */

@@ -1,4 +1,5 @@
 /* Checks of the configuration that need more than one value, or the machine: groups, folders, files. */
+#include <arpa/inet.h>
 #include <ctype.h>
 #include <errno.h>
 #include <grp.h>
@@ -135,7 +136,7 @@ static bool is_host_port(const char *text)
     return port >= 1 && port <= 65535;
 }
 
-static void check_address(struct rv_loader *loader, const char *key, const char *text)
+static void check_address(struct rv_loader *loader, const char *key, const char *text, bool needs_rpc)
 {
     char shown[RV_KEY_PATH_MAX];
 
@@ -145,35 +146,71 @@ static void check_address(struct rv_loader *loader, const char *key, const char 
         rv_loader_problem(loader, origin_of(loader, key, 0), key,
                           "\"%s\" is not an address; allowed: HOST:PORT such as 127.0.0.1:5600 or [::1]:5600, or empty",
                           rv_escape(shown, sizeof(shown), text, strlen(text)));
-    else if (!loader->config->config.rpc_enabled)
+    else if (needs_rpc && !loader->config->config.rpc_enabled)
         rv_loader_problem(loader, origin_of(loader, key, 0), key, "is set, but rpc.enabled is false");
 }
 
-static void check_token_file(struct rv_loader *loader)
+static void check_token_file(struct rv_loader *loader, const char *key, const char *file)
 {
-    const struct rv_config *c = &loader->config->config;
-    static const char key[] = "rpc.token_file";
     struct rv_origin origin = origin_of(loader, key, 0);
     struct stat st;
 
-    if (*c->rpc_token_file == '\0') {
-        if (*c->rpc_tcp)
-            rv_loader_problem(loader, origin_of(loader, "rpc.tcp", 0), "rpc.tcp", "needs rpc.token_file");
+    if (*file == '\0')
         return;
-    }
-    if (stat(c->rpc_token_file, &st) < 0)
-        rv_loader_problem(loader, origin, key, "%s: %s; allowed: a file with the token", c->rpc_token_file,
+    if (stat(file, &st) < 0)
+        rv_loader_problem(loader, origin, key, "%s: %s; allowed: a file with the token", file,
                           strerror(errno));
     else if (!S_ISREG(st.st_mode))
-        rv_loader_problem(loader, origin, key, "%s is not a regular file", c->rpc_token_file);
+        rv_loader_problem(loader, origin, key, "%s is not a regular file", file);
     else if (st.st_mode & 077)
         rv_loader_problem(loader, origin, key, "%s has mode %04o; allowed: nothing for group and others (chmod 600)",
-                          c->rpc_token_file, (unsigned)st.st_mode & 07777);
+                          file, (unsigned)st.st_mode & 07777);
     else if (st.st_size == 0 || st.st_size > TOKEN_MAX)
-        rv_loader_problem(loader, origin, key, "%s holds %lld bytes; allowed: 1 to %d", c->rpc_token_file,
+        rv_loader_problem(loader, origin, key, "%s holds %lld bytes; allowed: 1 to %d", file,
                           (long long)st.st_size, TOKEN_MAX);
-    else if (access(c->rpc_token_file, R_OK) < 0)
-        rv_loader_problem(loader, origin, key, "%s: %s", c->rpc_token_file, strerror(errno));
+    else if (access(file, R_OK) < 0)
+        rv_loader_problem(loader, origin, key, "%s: %s", file, strerror(errno));
+}
+
+/* Numbers only: a name would be looked up by the router, and could mean another machine tomorrow. */
+static bool read_http_address(const char *text, bool *ret_loopback)
+{
+    char host[256];
+    const char *colon = strrchr(text, ':');
+    struct in_addr four;
+    struct in6_addr six;
+    bool brackets = text[0] == '[';
+
+    (void)snprintf(host, sizeof(host), "%.*s", (int)(colon - text) - 2 * brackets, text + brackets);
+    if (brackets) {
+        if (inet_pton(AF_INET6, host, &six) != 1)
+            return false;
+        *ret_loopback = IN6_IS_ADDR_LOOPBACK(&six);
+    } else if (inet_pton(AF_INET, host, &four) == 1) {
+        *ret_loopback = ntohl(four.s_addr) >> 24 == IN_LOOPBACKNET;
+    } else {
+        *ret_loopback = strcmp(host, "localhost") == 0;
+        return *ret_loopback;
+    }
+    return true;
+}
+
+static void check_http(struct rv_loader *loader)
+{
+    const struct rv_config *c = &loader->config->config;
+    static const char key[] = "http.listen";
+    bool loopback = false;
+
+    check_address(loader, key, c->http_listen, false);
+    check_token_file(loader, "http.token_file", c->http_token_file);
+    if (!*c->http_listen || !is_host_port(c->http_listen))
+        return;
+    if (!read_http_address(c->http_listen, &loopback))
+        rv_loader_problem(loader, origin_of(loader, key, 0), key,
+                          "the host is neither a number nor localhost; allowed: such as 127.0.0.1:8188 or [::1]:8188");
+    else if (!loopback && !*c->http_token_file)
+        rv_loader_problem(loader, origin_of(loader, key, 0), key,
+                          "is not a loopback address, so it needs http.token_file; without a token, 127.0.0.1 is allowed");
 }
 
 /* ---- models ------------------------------------------------------------------------------------------------------ */
@@ -456,9 +493,12 @@ void rv_config_check(struct rv_loader *loader)
     check_runtime_dir(loader);
     check_group(loader, "clients.group", c->clients_group, &c->clients_gid);
     check_group(loader, "rpc.group", c->rpc_group, &c->rpc_gid);
-    check_address(loader, "rpc.tcp", c->rpc_tcp);
-    check_address(loader, "rpc.events_tcp", c->rpc_events_tcp);
-    check_token_file(loader);
+    check_address(loader, "rpc.tcp", c->rpc_tcp, true);
+    check_address(loader, "rpc.events_tcp", c->rpc_events_tcp, true);
+    check_token_file(loader, "rpc.token_file", c->rpc_token_file);
+    if (*c->rpc_tcp && !*c->rpc_token_file)
+        rv_loader_problem(loader, origin_of(loader, "rpc.tcp", 0), "rpc.tcp", "needs rpc.token_file");
+    check_http(loader);
     check_folders(loader);
     for (uint32_t i = 0; i < c->model_count; i++)
         check_model(loader, i);

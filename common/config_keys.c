@@ -55,6 +55,15 @@ static const struct rv_key keys[] = {
     {"rpc.jobs", RV_KEY_UINT, TOP(rpc_jobs), 16, 1000000, false, NULL, "4096",
      "Job records that are kept. The oldest ended ones go first when it is full."},
 
+    {"http.listen", RV_KEY_STRING, TOP(http_listen), TEXT, "",
+     "Serve HTTP at this `HOST:PORT`, such as `127.0.0.1:8188`. The host is a number or `localhost`. An address that is "
+     "not loopback needs http.token_file. There is no encryption: use a trusted network or a proxy with TLS."},
+    {"http.token_file", RV_KEY_PATH, TOP(http_token_file), TEXT, "",
+     "File with the token that HTTP requests must carry as `Authorization: Bearer TOKEN`. Its mode must give nothing to "
+     "group and others (0600). Requests that only operators may make need it, also on loopback."},
+    {"http.connections", RV_KEY_UINT, TOP(http_connections), 4, 10000, false, NULL, "256",
+     "HTTP connections at one time; further ones are refused with status 503."},
+
     {"pool.budget", RV_KEY_SIZE, TOP(pool_budget), 0, 1024 * TIB, true, NULL, "75%",
      "Memory that all models together may take. A percentage is a share of the machine's memory. 0 means no limit."},
     {"pool.huge_pages", RV_KEY_CHOICE, TOP(huge_pages), 0, 0, false, "off|auto|only", "off",

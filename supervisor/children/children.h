@@ -170,7 +170,7 @@ int rv_log_open_pipe(struct rv_log *log, int pipe);
 void rv_log_close_pipe(struct rv_log *log);
 
 /* Answers a LogRequest with what is kept of all logs of that type, and goes on sending if follow. */
-int rv_logs_send(struct rv_supervisor *s, struct rv_session *session, uint64_t id, const char *type, bool follow,
+int rv_logs_send(struct rv_supervisor *s, struct rv_session *session, uint64_t id, const Rv__LogRequest *request,
                  struct rv_error *err);
 void rv_logs_forget_session(struct rv_supervisor *s, struct rv_session *session);
 

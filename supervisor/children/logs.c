@@ -224,9 +224,12 @@ void rv_log_close_pipe(struct rv_log *log)
 
 /* ---- readers ---------------------------------------------------------------------------------------------------- */
 
-static void send_ring(const struct rv_log *log, struct rv_session *session, uint64_t id)
+static void send_ring(const struct rv_log *log, struct rv_session *session, uint64_t id, uint64_t most)
 {
-    uint32_t sent = 0;
+    uint32_t sent = log->ring_used > most ? log->ring_used - (uint32_t)most : 0;
+
+    while (sent > 0 && sent < log->ring_used && log->ring[(log->ring_start + sent - 1) % RV_LOG_RING] != '\n')
+        sent++; /* no half line */
 
     while (sent < log->ring_used) {
         uint32_t at = (log->ring_start + sent) % RV_LOG_RING;
@@ -241,26 +244,27 @@ static void send_ring(const struct rv_log *log, struct rv_session *session, uint
     }
 }
 
-int rv_logs_send(struct rv_supervisor *s, struct rv_session *session, uint64_t id, const char *type, bool follow,
+int rv_logs_send(struct rv_supervisor *s, struct rv_session *session, uint64_t id, const Rv__LogRequest *request,
                  struct rv_error *err)
 {
     struct rv_children *c = s->children;
+    const char *type = request->type;
     char shown[4 * RV_NAME_MAX];
-    bool found = false;
+    unsigned found = 0;
 
     for (const struct rv_log *log = c->logs; log; log = log->next)
-        found = found || strcmp(log->type, type) == 0;
+        found += strcmp(log->type, type) == 0;
     if (!found)
         return rv_error_set(err, ENOENT, RESVISOR__V1__ERROR_CODE__ERROR_NO_SUCH_TYPE,
                             "no workflow type \"%s\"; also allowed: router, loader, resvisor",
                             rv_escape(shown, sizeof(shown), type, strlen(type)));
-    if (follow && c->follower_count >= FOLLOWERS_MAX)
+    if (request->follow && c->follower_count >= FOLLOWERS_MAX)
         return rv_error_set(err, EBUSY, RESVISOR__V1__ERROR_CODE__ERROR_LIMIT, "%u readers follow logs already",
                             FOLLOWERS_MAX);
     for (const struct rv_log *log = c->logs; log; log = log->next)
         if (strcmp(log->type, type) == 0)
-            send_ring(log, session, id);
-    if (follow) {
+            send_ring(log, session, id, request->max_bytes ? request->max_bytes / found : RV_LOG_RING);
+    if (request->follow) {
         struct rv_log_follower *f = &c->followers[c->follower_count++];
 
         *f = (struct rv_log_follower){.session = session, .id = id};

@@ -216,7 +216,7 @@ struct setup {
     Rv__TypeSetup types[RV_TYPES_MAX];
     Rv__TypeSetup *type_pointers[RV_TYPES_MAX];
     char *workers[RV_TYPES_MAX * RV_WORKERS_PER_TYPE_MAX];
-    char control[RV_PATH_MAX], rpc[RV_PATH_MAX], events[RV_PATH_MAX], token[TOKEN_MAX + 1];
+    char control[RV_PATH_MAX], rpc[RV_PATH_MAX], events[RV_PATH_MAX], token[TOKEN_MAX + 1], http_token[TOKEN_MAX + 1];
     Rv__MarkedJob jobs[RV_JOB_LEDGER_MAX];
     Rv__MarkedJob *job_pointers[RV_JOB_LEDGER_MAX];
 };
@@ -227,7 +227,7 @@ static void read_token(const char *path, char token[TOKEN_MAX + 1])
     ssize_t n = fd >= 0 ? read(fd, token, TOKEN_MAX) : 0;
 
     if (path && path[0] && n <= 0)
-        rv_log_error("the token file %s cannot be read or is empty: no request on tcp will be admitted", path);
+        rv_log_error("the token file %s cannot be read or is empty: no request that needs it will be admitted", path);
     token[n > 0 ? n : 0] = '\0';
     token[strcspn(token, "\r\n")] = '\0';
     if (fd >= 0)
@@ -304,6 +304,12 @@ static void setup_fill(struct rv_router *r, struct setup *setup)
     m->result_count = config->rpc_result_count;
     m->result_age_ms = config->rpc_result_age_us / RV_MSEC;
     m->jobs_limit = config->rpc_jobs;
+    read_token(config->http_listen[0] ? config->http_token_file : NULL, setup->http_token);
+    m->http_listen = config->http_listen;
+    m->http_token = setup->http_token;
+    m->http_connections = config->http_connections;
+    if (config->http_token_file[0] && !setup->http_token[0]) /* better no front than an open one */
+        m->http_listen = (char *)"";
     m->epoch = rv_wall_ms() * 1000 + ++r->record->epoch % 1000; /* another one each time, also after a restart of all */
     setup_types(s, setup);
     setup_jobs(s, setup);

@@ -111,7 +111,7 @@ static void handle_logs(struct rv_session *session, struct rv_frame *frame)
     const Rv__LogRequest *request = frame->message->log_request;
     struct rv_error err = {0};
 
-    if (rv_logs_send(session->supervisor, session, frame->message->id, request->type, request->follow, &err) < 0)
+    if (rv_logs_send(session->supervisor, session, frame->message->id, request, &err) < 0)
         rv_session_reply(session, frame->message->id, &err);
 }
 
@@ -186,7 +186,7 @@ static void handle_kill_worker(struct rv_session *session, struct rv_frame *fram
 #define WORKER (1u << RV__ROLE__ROLE_WORKER)
 #define LOADER (1u << RV__ROLE__ROLE_LOADER)
 #define ROUTER (1u << RV__ROLE__ROLE_ROUTER)
-#define OPERATOR (1u << 31) /* with CLIENT: only the owner and root */
+#define OPERATOR (1u << 31) /* with CLIENT: only the owner and root. The router asks for whom it has admitted itself */
 
 static const struct {
     Rv__Frame__BodyCase body;
@@ -198,9 +198,9 @@ static const struct {
     {RV__FRAME__BODY_DETACH, CLIENT | WORKER, handle_detach},
     {RV__FRAME__BODY_STATUS_REQUEST, CLIENT | ROUTER, handle_status},
     {RV__FRAME__BODY_MODEL_REQUEST, CLIENT | ROUTER, handle_model},
-    {RV__FRAME__BODY_RESTART_TYPE, CLIENT | OPERATOR, handle_restart},
+    {RV__FRAME__BODY_RESTART_TYPE, CLIENT | ROUTER | OPERATOR, handle_restart},
     {RV__FRAME__BODY_STOP, CLIENT | OPERATOR, handle_stop},
-    {RV__FRAME__BODY_LOG_REQUEST, CLIENT | OPERATOR, handle_logs},
+    {RV__FRAME__BODY_LOG_REQUEST, CLIENT | ROUTER | OPERATOR, handle_logs},
     {RV__FRAME__BODY_LOAD_PLAN, LOADER, handle_load_plan},
     {RV__FRAME__BODY_LOAD_PROGRESS, LOADER, handle_load_progress},
     {RV__FRAME__BODY_LOAD_DONE, LOADER, handle_load_done},
@@ -222,7 +222,7 @@ void rv_request_dispatch(struct rv_session *session, struct rv_frame *frame)
             continue;
         if (!(requests[i].roles & (1u << session->role)) || (!session->greeted && body != RV__FRAME__BODY_HELLO))
             break;
-        if ((requests[i].roles & OPERATOR) && !session->is_operator) {
+        if ((requests[i].roles & OPERATOR) && session->role == RV__ROLE__ROLE_CLIENT && !session->is_operator) {
             rv_error_set(&err, EPERM, ERROR(NOT_PERMITTED), "only the owner of this resvisor may do that");
             rv_session_reply(session, frame->message->id, &err);
             return;

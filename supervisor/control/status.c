@@ -125,6 +125,20 @@ static void fill_types(struct rv_supervisor *s, struct answer *a)
     }
 }
 
+static void fill_counters(const struct rv_counters *counters, Resvisor__V1__Status *status)
+{
+    status->loads = counters->loads;
+    status->failed_loads = counters->failed_loads;
+    status->load_us = counters->load_us;
+    status->read_bytes = counters->read_bytes;
+    status->disk_bytes = counters->disk_bytes;
+    status->attaches = counters->attaches;
+    status->warm_attaches = counters->warm_attaches;
+    status->warm_bytes = counters->warm_bytes;
+    status->worker_deaths = counters->worker_deaths;
+    status->router_deaths = counters->router_deaths;
+}
+
 void rv_status_send(struct rv_session *session, uint64_t id)
 {
     struct rv_supervisor *s = session->supervisor;
@@ -159,6 +173,7 @@ void rv_status_send(struct rv_session *session, uint64_t id)
     a.status.leases = s->state.counters.leases;
     a.status.version = (char *)RV_VERSION;
     a.status.bad_frames = rv_peer_bad_frames();
+    fill_counters(&s->state.counters, &a.status);
     frame.id = id;
     frame.body_case = RV__FRAME__BODY_STATUS;
     frame.status = &a.status;

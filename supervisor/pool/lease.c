@@ -141,8 +141,10 @@ void rv_lease_grant(struct rv_session *session, uint64_t id, struct rv_generatio
     frame.body_case = RV__FRAME__BODY_ATTACH_REPLY;
     frame.attach_reply = &reply;
     session->supervisor->state.counters.attaches++;
-    if (!waited)
+    if (!waited) {
         session->supervisor->state.counters.warm_attaches++;
+        session->supervisor->state.counters.warm_bytes += generation->bytes;
+    }
     rv_session_send(session, &frame, fds, generation->arena_count + 1);
 }
 

@@ -573,6 +573,7 @@ void rv_load_on_done(struct rv_supervisor *s, struct rv_child *child, struct rv_
     model->read_bytes += g->read_bytes;
     model->last_load_us = rv_now_us() - load->started_us;
     s->state.counters.loads++;
+    s->state.counters.load_us += model->last_load_us;
     s->state.counters.read_bytes += g->read_bytes;
     s->state.counters.disk_bytes += disk;
     (void)rv_escape(method, sizeof(method), frame->message->load_done->method,

@@ -4,7 +4,8 @@
 
 #include "router.h"
 
-#define MODELS_MAX 64u /* requests about models under way: with paths of 4 KiB they must fit the supervisor's queue */
+#define UNDER_WAY_MAX 64u /* requests about models: with paths of 4 KiB they must fit the supervisor's queue */
+#define LOG_BYTES (512u * 1024) /* of all logs of a type */
 
 static void send(struct rv_router *router, Rv__Frame *frame)
 {
@@ -55,19 +56,30 @@ int rv_ask_status(struct rv_router *router, struct rv_asker *asker, struct rv_er
     return 0;
 }
 
+static unsigned under_way(const struct rv_router *router)
+{
+    const struct rv_parked *parked;
+    unsigned n = 0;
+
+    TAILQ_FOREACH (parked, &router->parked, link)
+        n += !parked->job && parked->ask_id && parked->ask_id != router->status_ask;
+    return n;
+}
+
+static int too_many(struct rv_error *err)
+{
+    return rv_error_set(err, EBUSY, RV_CODE(LIMIT), "%u requests wait for the supervisor's answer", UNDER_WAY_MAX);
+}
+
 int rv_ask_model(struct rv_router *router, struct rv_asker *asker, const Resvisor__V1__ModelRequest *request,
                  struct rv_error *err)
 {
     Rv__Frame frame = RV__FRAME__INIT;
     Resvisor__V1__ModelRequest copy = RESVISOR__V1__MODEL_REQUEST__INIT; /* without what we do not know */
-    const struct rv_parked *parked;
-    unsigned under_way = 0;
     int r;
 
-    TAILQ_FOREACH (parked, &router->parked, link)
-        under_way += !parked->job && parked->ask_id && parked->ask_id != router->status_ask;
-    if (under_way >= MODELS_MAX)
-        return rv_error_set(err, EBUSY, RV_CODE(LIMIT), "%u requests about models wait for their answer", under_way);
+    if (under_way(router) >= UNDER_WAY_MAX)
+        return too_many(err);
     r = rv_parked_add(router, asker, NULL, 0, &frame.id, err);
     if (r < 0)
         return r;
@@ -77,6 +89,63 @@ int rv_ask_model(struct rv_router *router, struct rv_asker *asker, const Resviso
     frame.model_request = &copy;
     send(router, &frame);
     return 0;
+}
+
+int rv_ask_restart(struct rv_router *router, struct rv_asker *asker, const char *type, struct rv_error *err)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+    Rv__RestartType restart = RV__RESTART_TYPE__INIT;
+    int r;
+
+    if (under_way(router) >= UNDER_WAY_MAX)
+        return too_many(err);
+    r = rv_parked_add(router, asker, NULL, 0, &frame.id, err);
+    if (r < 0)
+        return r;
+    restart.type = (char *)type;
+    frame.body_case = RV__FRAME__BODY_RESTART_TYPE;
+    frame.restart_type = &restart;
+    send(router, &frame);
+    return 0;
+}
+
+/* One at a time, and a bounded part of each log: what the supervisor can queue for us ends our connection when it is full. */
+int rv_ask_logs(struct rv_router *router, struct rv_asker *asker, const char *type, struct rv_error *err)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+    Rv__LogRequest request = RV__LOG_REQUEST__INIT;
+    int r;
+
+    if (router->log_ask)
+        return rv_error_set(err, EBUSY, RV_CODE(LIMIT), "another request for logs is being answered");
+    r = rv_parked_add(router, asker, NULL, 0, &frame.id, err);
+    if (r < 0)
+        return r;
+    router->log_ask = frame.id;
+    request.type = (char *)type;
+    request.max_bytes = LOG_BYTES;
+    frame.body_case = RV__FRAME__BODY_LOG_REQUEST;
+    frame.log_request = &request;
+    send(router, &frame);
+    return 0;
+}
+
+void rv_ask_log_lines(struct rv_router *router, const Rv__Frame *message)
+{
+    const Rv__LogLines *lines = message->log_lines;
+    struct rv_parked *parked = message->id ? rv_parked_find(router, message->id) : NULL;
+    Resvisor__V1__Reply reply = RESVISOR__V1__REPLY__INIT;
+    struct rv_asker asker;
+
+    if (lines->last && message->id == router->log_ask)
+        router->log_ask = 0;
+    if (!parked || !parked->asker.http) /* the asker has gone */
+        return;
+    rv_http_log_lines(parked->asker.http, lines->text.data, lines->text.len);
+    if (!lines->last)
+        return;
+    rv_parked_release(parked, &asker);
+    rv_rpc_reply(router, &asker, &reply, -1);
 }
 
 /* Puts in what only the router knows. The texts live as long as the jobs and types do: longer than this reply. */
@@ -124,6 +193,8 @@ static void answer(struct rv_router *router, struct rv_asker *asker, Rv__Frame *
         reply.body_case = RESVISOR__V1__REPLY__BODY_MODEL;
         reply.model = message->model_status;
         break;
+    case RV__FRAME__BODY_DONE:
+        break;
     default:
         forward_error(router, asker, message->body_case == RV__FRAME__BODY_ERROR ? message->error : NULL);
         return;
@@ -137,6 +208,8 @@ void rv_ask_answered(struct rv_router *router, Rv__Frame *message)
 
     if (!message->id)
         return;
+    if (message->id == router->log_ask) /* not lines, so it was refused */
+        router->log_ask = 0;
     if (message->body_case == RV__FRAME__BODY_STATUS)
         complete_status(router, message->status);
     while ((parked = rv_parked_find(router, message->id))) { /* none: the asker has gone */

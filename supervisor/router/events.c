@@ -62,6 +62,7 @@ void rv_events_job(struct rv_router *router, struct rv_job_record *job)
         return;
     (void)resvisor__v1__event__pack(&event, slot->bytes);
     rv_nano_publish(router, slot->bytes, slot->length);
+    rv_http_event(router);
 }
 
 void rv_events_progress(struct rv_router *router, struct rv_job_record *job)

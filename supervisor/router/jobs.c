@@ -260,6 +260,11 @@ void rv_jobs_end(struct rv_router *router, struct rv_job_record *job, const stru
     job->state = code == 0                    ? RESVISOR__V1__JOB_STATE__JOB_DONE
                  : code == RV_CODE(CANCELLED) ? RESVISOR__V1__JOB_STATE__JOB_CANCELLED
                                               : RESVISOR__V1__JOB_STATE__JOB_FAILED;
+    if (job->type) {
+        job->type->outcomes[(unsigned)code % RV_OUTCOMES_MAX]++;
+        if (code == 0)
+            ++*(job->read_bytes ? &job->type->cold_runs : &job->type->warm_runs);
+    }
     job->ended_us = rv_now_us();
     if (job->run_us == 0 && job->started_us)
         job->run_us = job->ended_us - job->started_us;

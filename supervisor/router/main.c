@@ -57,6 +57,11 @@ static void on_answer(struct rv_router *router, struct rv_frame *frame)
     rv_ask_answered(router, frame->message);
 }
 
+static void on_log_lines(struct rv_router *router, struct rv_frame *frame)
+{
+    rv_ask_log_lines(router, frame->message);
+}
+
 static void on_nothing(struct rv_router *router, struct rv_frame *frame)
 {
     (void)router;
@@ -76,6 +81,7 @@ static const struct {
     {RV__FRAME__BODY_MODEL_STATUS, on_answer},
     {RV__FRAME__BODY_ERROR, on_answer},
     {RV__FRAME__BODY_DONE, on_answer},
+    {RV__FRAME__BODY_LOG_LINES, on_log_lines},
     {RV__FRAME__BODY_LOAD_PROGRESS, on_nothing},
 };
 
@@ -177,13 +183,16 @@ static int start_parts(struct rv_router *router, struct rv_error *err)
     if (r < 0)
         return rv_error_set(err, -r, RV_CODE(INTERNAL), "cannot set up: %s", strerror(-r));
     r = rv_local_open(router, err);
-    return r < 0 ? r : rv_nano_open(router, err);
+    if (r == 0)
+        r = rv_nano_open(router, err);
+    return r < 0 ? r : rv_http_open(router, err);
 }
 
 static void stop_parts(struct rv_router *router)
 {
     struct rv_parked *parked;
 
+    rv_http_close(router);
     rv_nano_close(router);
     rv_local_close(router);
     while ((parked = TAILQ_FIRST(&router->parked)))

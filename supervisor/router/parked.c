@@ -127,3 +127,15 @@ void rv_parked_peer_gone(struct rv_router *router, struct rv_local_peer *peer)
             rv_parked_free(parked);
     }
 }
+
+void rv_parked_http_gone(struct rv_router *router, const struct rv_http_request *request)
+{
+    struct rv_parked *parked;
+
+    TAILQ_FOREACH (parked, &router->parked, link) {
+        if (parked->asker.http == request) {
+            rv_parked_free(parked); /* one request waits for one thing */
+            return;
+        }
+    }
+}

@@ -10,6 +10,7 @@
  *   nano.c     nanomsg sockets                              local.c    the command line's socket
  *   events.c   PUB events and their ring                    sockets.c  who may have a socket path
  *   ask.c      requests that the supervisor answers         submit.c   checking and keeping a Submit
+ *   http/      the HTTP front: the same requests again
  */
 #ifndef RV_ROUTER_H
 #define RV_ROUTER_H
@@ -32,11 +33,14 @@
 #define RV_SETTLE_US (5 * 1000000ull) /* how long a new router waits for the workers' reports */
 #define RV_PARKED_MAX 1024u           /* requests whose reply waits for something */
 #define RV_WAIT_MAX_MS 3600000ull     /* Wait.timeout_ms, Submit.wait_ms */
+#define RV_OUTCOMES_MAX 64u           /* more than there are error codes */
 
 #define RV_CODE(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
 struct event;
 struct event_base;
+struct rv_http;
+struct rv_http_request;
 struct rv_job_record;
 struct rv_worker_entry;
 struct rv_local_peer;
@@ -57,6 +61,8 @@ struct rv_type {
     char detail[RV_ERROR_TEXT_MAX / 2]; /* why it failed */
     struct rv_job_list queue;           /* highest priority first, oldest first inside */
     uint32_t queued, running;
+    uint64_t outcomes[RV_OUTCOMES_MAX]; /* jobs that ended, by error code; 0 = done */
+    uint64_t warm_runs, cold_runs;      /* of those that are done: nothing, or something, was read for them */
 };
 
 struct rv_output {
@@ -131,7 +137,8 @@ struct rv_worker_entry {
 /* Who asked, and where the reply goes. Moved, never copied: it owns `control`. */
 struct rv_asker {
     uint64_t request_id;
-    bool local;
+    bool local;                 /* this machine's own: nothing limits a reply's size, and descriptors can be passed */
+    struct rv_http_request *http; /* with local: it came by HTTP, not from a peer */
     bool tcp;                   /* must show the token */
     int socket;                 /* nanomsg */
     void *control;              /* nanomsg: the way back; nn_freemsg */
@@ -216,6 +223,10 @@ struct rv_router {
     struct rv_event_slot events[RV_EVENTS_KEPT]; /* sequence number s is in slot s % RV_EVENTS_KEPT */
     uint64_t event_sequence;
     struct event *progress_timer;
+
+    uint64_t log_ask; /* the request for logs that is under way; 0 = none */
+    uint64_t rpc_requests, rpc_refusals;
+    struct rv_http *http; /* NULL = off */
 };
 
 /* ---- jobs.c ----------------------------------------------------------------------------------------------------- */
@@ -321,6 +332,7 @@ void rv_parked_release(struct rv_parked *parked, struct rv_asker *ret_asker);
 void rv_parked_free(struct rv_parked *parked);
 void rv_parked_job_ended(struct rv_router *router, struct rv_job_record *job);
 void rv_parked_peer_gone(struct rv_router *router, struct rv_local_peer *peer);
+void rv_parked_http_gone(struct rv_router *router, const struct rv_http_request *request);
 
 /* ---- ask.c ------------------------------------------------------------------------------------------------------ */
 
@@ -329,8 +341,13 @@ int rv_ask_status(struct rv_router *router, struct rv_asker *asker, struct rv_er
 int rv_ask_model(struct rv_router *router, struct rv_asker *asker, const Resvisor__V1__ModelRequest *request,
                  struct rv_error *err);
 
-/* An answer of the supervisor: Status, ModelStatus, Error or Done. */
+/* By HTTP only. Answered by a Reply without a body; of logs, the lines come to rv_http_log_lines before. */
+int rv_ask_restart(struct rv_router *router, struct rv_asker *asker, const char *type, struct rv_error *err);
+int rv_ask_logs(struct rv_router *router, struct rv_asker *asker, const char *type, struct rv_error *err);
+
+/* An answer of the supervisor: Status, ModelStatus, LogLines, Error or Done. */
 void rv_ask_answered(struct rv_router *router, Rv__Frame *message);
+void rv_ask_log_lines(struct rv_router *router, const Rv__Frame *message);
 
 /* ---- rpc.c ------------------------------------------------------------------------------------------------------ */
 
@@ -356,6 +373,19 @@ void rv_asker_fini(struct rv_asker *asker);
 
 int rv_local_open(struct rv_router *router, struct rv_error *err);
 void rv_local_close(struct rv_router *router);
+
+/* ---- http/server.c ---------------------------------------------------------------------------------------------- */
+
+/* Nothing is opened when http_listen is empty. */
+int rv_http_open(struct rv_router *router, struct rv_error *err);
+void rv_http_close(struct rv_router *router);
+
+/* The answer to a request; fd (-1 = none) is the whole output that a Fetch asked for, and stays the caller's. */
+void rv_http_reply(struct rv_http_request *request, const Resvisor__V1__Reply *reply, int fd);
+void rv_http_log_lines(struct rv_http_request *request, const uint8_t *text, size_t length);
+
+/* There is a new event in the ring. */
+void rv_http_event(struct rv_router *router);
 
 /* ---- events.c --------------------------------------------------------------------------------------------------- */
 

@@ -32,6 +32,10 @@ static void send_reply(struct rv_asker *asker, Resvisor__V1__Reply *reply, int f
 
     reply->version = RV_PROTOCOL_VERSION;
     reply->id = asker->request_id;
+    if (asker->http) {
+        rv_http_reply(asker->http, reply, fd);
+        return;
+    }
     if (!asker->local) {
         rv_nano_reply(asker, reply, resvisor__v1__reply__get_packed_size(reply));
         return;
@@ -48,7 +52,7 @@ void rv_rpc_reply_error(struct rv_router *router, struct rv_asker *asker, const 
     Resvisor__V1__Reply reply = RESVISOR__V1__REPLY__INIT;
     Resvisor__V1__Error error;
 
-    (void)router;
+    router->rpc_refusals++;
     rv_error_to_message(err, &error);
     error.retry_after_ms = retry_after_ms;
     reply.error = &error;
@@ -387,6 +391,7 @@ void rv_rpc_request(struct rv_router *router, struct rv_asker *asker, const Resv
     struct call call = {.router = router, .asker = asker, .request = request};
     struct rv_error err = {0};
 
+    router->rpc_requests++;
     asker->request_id = request->id;
     if (dispatch(&call, &err) < 0)
         rv_rpc_reply_error(router, asker, &err, call.retry_after_ms);

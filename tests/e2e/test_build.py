@@ -16,7 +16,8 @@ LIBC = ("libc.so", "libm.so", "libpthread.so", "ld-linux", "libgcc_s", "linux-vd
 SANITIZERS = ("libasan", "libubsan", "libtsan")
 LINKS = {
     "bin/resvisor": ("libevent_core", "libprotobuf-c", "libyaml", "libjansson"),
-    "libexec/resvisor/resvisor-router": ("libevent_core", "libprotobuf-c", "libnanomsg", "libxxhash", "libbsd"),
+    "libexec/resvisor/resvisor-router": ("libevent_core", "libprotobuf-c", "libnanomsg", "libxxhash", "libbsd",
+                                         "libmicrohttpd", "libjansson"),
     "libexec/resvisor/resvisor-loader": ("libprotobuf-c", "libjansson", "libxxhash", "liburing"),
     "bin/resvisor-worker": ("libresvisor", "libprotobuf-c", "libxxhash"),
     "lib/libresvisor.so.1": ("libprotobuf-c", "libxxhash"),
@@ -44,10 +45,10 @@ def test_the_supervisor_reaches_no_nanomsg_cuda_or_http_library_at_all():
     assert [name for name in names if FORBIDDEN_IN_SUPERVISOR.search(name)] == []
 
 
-def test_nanomsg_is_in_the_router_only():
+@pytest.mark.parametrize("library", ["nanomsg", "microhttpd"])
+def test_what_reads_strangers_bytes_is_in_the_router_only(library):
     programs = [path for path in (BUILD / "bin").iterdir()] + [path for path in (BUILD / "libexec/resvisor").iterdir()]
-    with_nanomsg = [path.name for path in programs if any("nanomsg" in name for name in needed(path))]
-    assert with_nanomsg == ["resvisor-router"]
+    assert [path.name for path in programs if any(library in name for name in needed(path))] == ["resvisor-router"]
 
 
 def test_libresvisor_exports_its_header_and_nothing_else():
