@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -364,6 +365,41 @@ def test_progress_is_called_and_can_give_up(make_service):
     ends, calls, tensors = run_python(service, code, service.models / "large.safetensors")
     assert ends[0] == "Cancelled" and ends[1] in ("KeyError", "attached") and calls == 1 and tensors == 8
     service.wait_quiet()
+
+
+def test_ctrl_c_ends_a_waiting_attach(service):
+    code = """
+        import sys, resvisor
+        connection = resvisor.connect()
+        print("ready", flush=True)
+        sys.stdin.readline()
+        try:
+            connection.attach("plain", progress=lambda done, total: print("waiting", flush=True))
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        try:
+            connection.attach("plain", timeout=0.2)
+        except resvisor.Deadline as error:
+            print(isinstance(error, TimeoutError), flush=True)
+    """
+    supervisor = service.pids()["supervisor"]
+    service.close_control()
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], env=environment(service), stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "ready\n"
+        procfs.kill(supervisor, signal.SIGSTOP)
+        procfs.wait_until(lambda: procfs.stat(supervisor)[0] == "T", 5, "the supervisor to stand")
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[0].replace("waiting\n", "") == "interrupted\nTrue\n"
+    finally:
+        procfs.kill(supervisor, signal.SIGCONT)
+        process.kill()
 
 
 def test_attach_by_descriptor_needs_no_folder(service, tmp_path):

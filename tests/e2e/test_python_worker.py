@@ -61,6 +61,9 @@ SCRIPT = """
                 job.models["small"]["block.0.weight"].memoryview()[:] = bytes(job.models["small"]["block.0.weight"].nbytes)
             if what == "payload":
                 job.add_output("payload", job.payload)
+            if what == "file":
+                import resvisor.numpy
+                kept = resvisor.numpy.load_file(job.params["path"])
             if what == "where":
                 job.add_output("where", repr((worker.id, worker.type, job.model, os.environ.get("MY"), sys.executable)))
 """
@@ -124,6 +127,13 @@ def test_models_come_with_the_job_and_are_read_once(python_service, jobs):
     procfs.wait_until(lambda: python_service.model("other").leases == 0, 5, "the job's own lease to end")
     job = jobs.run_done("py", {"do": "models"})
     assert job.read_bytes == 0 and python_service.model("small").loads == 1
+
+
+def test_load_file_in_a_job_is_counted_as_the_jobs(python_service, jobs):
+    path = python_service.folder / "elsewhere.safetensors"
+    models.write_plain(path, mib=1)
+    assert jobs.run_done("py", {"do": "file", "path": path}).read_bytes >= 1 << 20
+    assert jobs.run_done("py", {"do": "file", "path": path}).read_bytes == 0
 
 
 def test_a_new_generation_reaches_the_next_job(python_service, jobs):
