@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,7 @@ SCRIPT = """
     import os, signal, sys, time
     from resvisor.worker import Worker
 
+    signal.signal(signal.SIGUSR1, lambda number, frame: print("signal", number, flush=True))
     worker = Worker.open()
     print("arguments", sys.argv[1:], flush=True)
     for job in worker:
@@ -61,6 +63,13 @@ SCRIPT = """
                 job.models["small"]["block.0.weight"].memoryview()[:] = bytes(job.models["small"]["block.0.weight"].nbytes)
             if what == "payload":
                 job.add_output("payload", job.payload)
+            if what == "fork":
+                view = job.models["small"]["block.0.weight"].memoryview()
+                pid = os.fork()
+                if pid == 0:
+                    bytes(view)
+                    sys.exit(7)
+                job.add_output("status", str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
             if what == "file":
                 import resvisor.numpy
                 kept = resvisor.numpy.load_file(job.params["path"])
@@ -179,6 +188,17 @@ def test_a_crash_is_worker_died_and_the_next_worker_reads_nothing(python_service
     assert job.error.code == rpc_pb2.ERROR_WORKER_DIED and "SIGSEGV" in job.error.message
     assert jobs.run_done("py").read_bytes == 0
     assert python_service.model("small").loads == 1 and python_service.worker("py").starts == 2
+
+
+def test_a_forked_child_may_end_as_it_likes(python_service, jobs):
+    assert output(jobs, "fork") == b"7", python_service.log()
+    jobs.run_done("py")
+    assert python_service.worker("py").starts == 1
+
+
+def test_signal_handlers_of_the_script_run_while_it_waits(python_service):
+    procfs.kill(python_service.worker("py").pid, signal.SIGUSR1)
+    procfs.wait_until(lambda: f"signal {int(signal.SIGUSR1)}" in python_service.cli("logs", "py").stdout, 10, "the handler's line")
 
 
 def test_cancel_ends_a_job_that_shows_progress(python_service, jobs):

@@ -8,6 +8,7 @@ gone.
 """
 
 import ctypes
+import errno
 import json
 import math
 import os
@@ -218,8 +219,10 @@ class Lease(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         held, raw = self._held(), RawTensor()
         text = name.encode()
-        if b"\0" in text or library().rv_tensor_find(held.pointer, text, raw) < 0:
+        result = -errno.ENOENT if b"\0" in text else library().rv_tensor_find(held.pointer, text, raw)
+        if result == -errno.ENOENT:
             raise KeyError(name)
+        check(result, what=f"tensor {name!r} of {self.model}")
         return Tensor(raw, held, self.mapping == "private")
 
     def tensors(self) -> Iterator[Tensor]:
