@@ -400,9 +400,8 @@ static void check_python(struct rv_loader *loader, uint32_t number)
     if (found)
         replace(loader, &type->python, found);
     if (!is_file(type->python, X_OK))
-        rv_loader_problem(loader, origin, key,
-                          "%s: %s; allowed: a name that is in PATH, or the path of an interpreter", type->python,
-                          strerror(errno));
+        rv_loader_problem(loader, origin, key, "%s: %s; allowed: a name that is in PATH, or the path of an interpreter",
+                          type->python, strerror(errno));
 }
 
 /* ---- worker kinds ------------------------------------------------------------------------------------------------ */

@@ -94,8 +94,8 @@ static const struct rv_key keys[] = {
     {"types.*.kind", RV_KEY_WORD, TYPE(kind), 0, 0, false, "native|python", "native",
      "Kind of worker: `native` runs an executor, `python` a script that uses `resvisor.worker`."},
     {"types.*.executor", RV_KEY_STRING, TYPE(executor), TEXT, "",
-     "Kind `native` only, and required there. The executor: a name such as `image`, looked up among the installed ones, "
-     "or the absolute path of a `.so` file."},
+     "Kind `native` only, and required there. The executor: a name such as `image`, looked up among the installed "
+     "ones, or the absolute path of a `.so` file."},
     {"types.*.script", RV_KEY_PATH, TYPE(script), TEXT, "",
      "Kind `python` only, and required there. The worker's Python script. A relative one is relative to the "
      "configuration file."},

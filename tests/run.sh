@@ -70,17 +70,17 @@ make_venv() {
 
 # A second one with torch, which is large: made on first use, in build/torch-venv.
 make_torch_venv() {
-    cat tests/requirements.txt tests/torch/requirements.txt >"$build/torch-requirements.txt"
+    cat tests/requirements.txt tests/with_torch/requirements.txt >"$build/torch-requirements.txt"
     cmp -s "$build/torch-requirements.txt" "$build/torch-venv/requirements.txt" ||
         { rm -rf "$build/torch-venv" && python3 -m venv "$build/torch-venv" &&
-            "$build/torch-venv/bin/python" -m pip install -q --disable-pip-version-check -r tests/torch/requirements.txt &&
+            "$build/torch-venv/bin/python" -m pip install -q --disable-pip-version-check -r tests/with_torch/requirements.txt &&
             cp "$build/torch-requirements.txt" "$build/torch-venv/requirements.txt"; }
 }
 
 torch_tests() {
     RESVISOR_BUILD=$build/release
     export RESVISOR_BUILD
-    timeout -k 20 "$pytest_limit_s" "$build/torch-venv/bin/python" -m pytest -c tests/pytest.ini --rootdir tests tests/torch
+    timeout -k 20 "$pytest_limit_s" "$build/torch-venv/bin/python" -m pytest -c tests/pytest.ini --rootdir tests tests/with_torch
 }
 
 # build_tree PRESET

@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -60,6 +61,26 @@ def test_every_function_of_the_header_is_declared_with_as_many_arguments():
     found = run_python(None, "import json; from resvisor import _library as l\nprint(json.dumps({k: len(v[1]) for k, v in l._FUNCTIONS.items()}))")
     unused = {"rv_job_param", "rv_dtype_bytes"}
     assert {name: count for name, count in wanted.items() if name not in unused} == found
+
+
+def test_structs_have_the_layout_of_the_header(tmp_path):
+    code = """
+        import ctypes, json
+        from resvisor import _library as l
+        named = {"rv_failure": l.Failure, "rv_attach_options": l.AttachOptions, "rv_lease_info": l.LeaseInfo, "rv_tensor": l.RawTensor}
+        print(json.dumps({name: [ctypes.sizeof(c), {f: [getattr(c, f).offset, getattr(c, f).size] for f, _ in c._fields_}] for name, c in named.items()}))
+    """
+    found = run_python(None, code)
+    lines = []
+    for struct, (_, fields) in found.items():
+        lines.append(f'printf("%zu\\n", sizeof(struct {struct}));')
+        lines += [f'printf("%zu %zu\\n", offsetof(struct {struct}, {f}), sizeof(((struct {struct} *)0)->{f}));' for f in fields]
+    (tmp_path / "layout.c").write_text("#include <resvisor.h>\n#include <stdio.h>\nint main(void) {\n" + "\n".join(lines) + "\n}\n")
+    subprocess.run(["cc", f"-I{ROOT}/worker/include", tmp_path / "layout.c", "-o", tmp_path / "layout"], check=True)
+    wanted = []
+    for size, fields in found.values():
+        wanted += [str(size), *(f"{offset} {length}" for offset, length in fields.values())]
+    assert subprocess.run([tmp_path / "layout"], check=True, capture_output=True, text=True).stdout.split("\n")[:-1] == wanted
 
 
 def test_versions_are_equal():
@@ -366,6 +387,41 @@ def test_progress_is_called_and_can_give_up(make_service):
     service.wait_quiet()
 
 
+def test_ctrl_c_ends_a_waiting_attach(service):
+    code = """
+        import sys, resvisor
+        connection = resvisor.connect()
+        print("ready", flush=True)
+        sys.stdin.readline()
+        try:
+            connection.attach("plain", progress=lambda done, total: print("waiting", flush=True))
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        try:
+            connection.attach("plain", timeout=0.2)
+        except resvisor.Deadline as error:
+            print(isinstance(error, TimeoutError), flush=True)
+    """
+    supervisor = service.pids()["supervisor"]
+    service.close_control()
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], env=environment(service), stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "ready\n"
+        procfs.kill(supervisor, signal.SIGSTOP)
+        procfs.wait_until(lambda: procfs.stat(supervisor)[0] == "T", 5, "the supervisor to stand")
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30)[0].replace("waiting\n", "") == "interrupted\nTrue\n"
+    finally:
+        procfs.kill(supervisor, signal.SIGCONT)
+        process.kill()
+
+
 def test_attach_by_descriptor_needs_no_folder(service, tmp_path):
     elsewhere = tmp_path / "elsewhere.safetensors"
     wanted = models.write_plain(elsewhere, mib=1, tensors=2)
@@ -435,6 +491,10 @@ def test_a_forked_child_reads_and_makes_its_own_connection(service):
                 try:
                     connection.attach("plain")
                 except resvisor.NotPermitted:
+                    try:
+                        lease["block.1.weight"]
+                    except resvisor.NotPermitted:
+                        pass
                     mine = resvisor.numpy.load_file(path)   # by a connection of its own
                     assert mine["block.1.weight"].tobytes() == wanted
                     del lease, connection, array, mine

@@ -3,6 +3,7 @@
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -20,6 +21,7 @@ SCRIPT = """
     import os, signal, sys, time
     from resvisor.worker import Worker
 
+    signal.signal(signal.SIGUSR1, lambda number, frame: print("signal", number, flush=True))
     worker = Worker.open()
     print("arguments", sys.argv[1:], flush=True)
     for job in worker:
@@ -61,6 +63,16 @@ SCRIPT = """
                 job.models["small"]["block.0.weight"].memoryview()[:] = bytes(job.models["small"]["block.0.weight"].nbytes)
             if what == "payload":
                 job.add_output("payload", job.payload)
+            if what == "fork":
+                view = job.models["small"]["block.0.weight"].memoryview()
+                pid = os.fork()
+                if pid == 0:
+                    bytes(view)
+                    sys.exit(7)
+                job.add_output("status", str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+            if what == "file":
+                import resvisor.numpy
+                kept = resvisor.numpy.load_file(job.params["path"])
             if what == "where":
                 job.add_output("where", repr((worker.id, worker.type, job.model, os.environ.get("MY"), sys.executable)))
 """
@@ -126,6 +138,13 @@ def test_models_come_with_the_job_and_are_read_once(python_service, jobs):
     assert job.read_bytes == 0 and python_service.model("small").loads == 1
 
 
+def test_load_file_in_a_job_is_counted_as_the_jobs(python_service, jobs):
+    path = python_service.folder / "elsewhere.safetensors"
+    models.write_plain(path, mib=1)
+    assert jobs.run_done("py", {"do": "file", "path": path}).read_bytes >= 1 << 20
+    assert jobs.run_done("py", {"do": "file", "path": path}).read_bytes == 0
+
+
 def test_a_new_generation_reaches_the_next_job(python_service, jobs):
     models.write_plain(python_service.folder / "next.safetensors", mib=1, tensors=3, seed=5)
     os.replace(python_service.folder / "next.safetensors", python_service.models / "small.safetensors")
@@ -169,6 +188,17 @@ def test_a_crash_is_worker_died_and_the_next_worker_reads_nothing(python_service
     assert job.error.code == rpc_pb2.ERROR_WORKER_DIED and "SIGSEGV" in job.error.message
     assert jobs.run_done("py").read_bytes == 0
     assert python_service.model("small").loads == 1 and python_service.worker("py").starts == 2
+
+
+def test_a_forked_child_may_end_as_it_likes(python_service, jobs):
+    assert output(jobs, "fork") == b"7", python_service.log()
+    jobs.run_done("py")
+    assert python_service.worker("py").starts == 1
+
+
+def test_signal_handlers_of_the_script_run_while_it_waits(python_service):
+    procfs.kill(python_service.worker("py").pid, signal.SIGUSR1)
+    procfs.wait_until(lambda: f"signal {int(signal.SIGUSR1)}" in python_service.cli("logs", "py").stdout, 10, "the handler's line")
 
 
 def test_cancel_ends_a_job_that_shows_progress(python_service, jobs):
@@ -263,6 +293,17 @@ def check(tmp_path, type_keys, ok=False):
 def test_wrong_configuration_is_named(tmp_path, keys, text):
     found = check(tmp_path, keys)
     assert text in found
+
+
+def test_the_configuration_of_the_document_is_good(tmp_path):
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "models").mkdir()
+    models.write_plain(tmp_path / "models" / "spare.safetensors", mib=1)
+    (tmp_path / "worker.py").write_text("")
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "c.yaml").write_text("model_folders: [models]\nmodels: {spare: spare.safetensors}\n" + block)
+    assert "good, 1 models, 1 workflow types" in run_program("check", "-c", tmp_path / "c.yaml").stdout
 
 
 def test_relative_paths_and_the_default_interpreter(tmp_path):
