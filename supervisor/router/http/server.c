@@ -8,6 +8,7 @@
 #include <event2/event.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,12 +100,18 @@ void rv_http_pause_stream(struct rv_http_request *request, uint64_t us)
     suspend(request);
 }
 
+/*
+ * Its end, or more bytes from a client that does not wait for answers. After a reset libevent tells of reading and writing, and
+ * not of EV_CLOSED: so both are asked for, at edges, for the bytes stay there and would wake us for ever.
+ */
 static void on_left(int fd, short what, void *context)
 {
     struct rv_http_request *request = context;
+    struct pollfd now = {.fd = fd, .events = POLLRDHUP};
 
-    (void)fd;
     (void)what;
+    if (poll(&now, 1, 0) <= 0)
+        return;
     rv_parked_http_gone(request->http->router, request);
     request->gone = request->close = true;
     if (!request->streaming)
@@ -318,7 +325,7 @@ static void admit(struct rv_http *http, int socket, const struct sockaddr *addre
     TAILQ_INSERT_TAIL(&http->requests, request, link);
     http->count++;
     request->deadline = event_new(http->router->base, -1, 0, on_deadline, request);
-    request->left = event_new(http->router->base, socket, EV_CLOSED, on_left, request);
+    request->left = event_new(http->router->base, socket, EV_READ | EV_CLOSED | EV_ET | EV_PERSIST, on_left, request);
     if (!request->deadline || !request->left) {
         request_free(request);
         (void)close(socket);
