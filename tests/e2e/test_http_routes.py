@@ -179,6 +179,7 @@ def test_list_by_type_state_and_number(client, gate):
     assert client.get(f"{V1}/jobs?type=nothing").code == "no_such_type"
     for query in ("limit=x", "limit=-1", "limit=1001", "unfinished=perhaps", "what=1", "limit=1&limit=2", "type ="):
         assert client.get(f"{V1}/jobs?{query.replace(' ', '%20')}").status == 400, query
+    gate.open()
 
 
 @pytest.mark.parametrize(
@@ -409,7 +410,10 @@ def test_a_new_router_serves_at_the_same_address(served, client):
     assert procfs.wait_until(found, 10).json["outputs"] == job["outputs"]
 
 
-def test_who_waits_is_told_that_resvisor_stops(served, client, gate):
+def test_who_waits_is_told_that_resvisor_stops(make_faulty, gate):
+    served = web.listen(make_faulty(types={"test": {"stop_timeout": "500ms"}}), token=web.TOKEN).start()
+    served.wait_ready()
+    client = web.Client(served, web.TOKEN)
     client.submit(job_id="a", params={"gate": str(gate.path)})
     gate.wait_reached()
     found = []

@@ -5,6 +5,9 @@ import http.client
 import json
 import socket
 
+from . import models
+from .service import FAULT_EXECUTOR, Service
+
 TIMEOUT_S = 20
 TOKEN = "a-token-for-tests"
 
@@ -25,6 +28,17 @@ def listen(service, token=None, **keys):
         file.write_text(token + "\n")
         file.chmod(0o600)
         service.config["http"]["token_file"] = str(file)
+    return service
+
+
+def start_small(folder, **kwargs):
+    """A running service with HTTP, one type `test` of the fault executor, and a model `small`: for tests that share it."""
+    service = listen(Service(folder), **kwargs)
+    models.write_plain(service.models / "small.safetensors", mib=1)
+    service.config["models"] = {"small": "small.safetensors"}
+    service.config["types"] = {"test": {"executor": str(FAULT_EXECUTOR), "models": ["small"]}}
+    service.start()
+    service.wait_ready()
     return service
 
 

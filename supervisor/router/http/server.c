@@ -21,10 +21,7 @@
 
 #define BACKLOG 128
 #define ACCEPTS_PER_TURN 16u
-#define HEAD_S 20   /* from the connection to the end of the first head */
-#define IDLE_S 60   /* from an answer to the end of the next head */
-#define BODY_S 60   /* from the end of the head to the end of the body */
-#define STALLED_S 60u /* without a byte sent or received */
+#define REST_FACTOR 3u /* of http.timeout: for a body, a stalled answer, the time between two requests */
 #define POOL_BYTES (32u * 1024) /* of libmicrohttpd per connection: holds the head */
 #define DISCARD_MAX (8u * 1024 * 1024) /* bytes of a body that are read only to answer that they are too many */
 #define LAST_TURNS 4u /* at the end, for answers that are on their way */
@@ -53,9 +50,10 @@ static void run(int fd, short what, void *context)
     }
 }
 
-static void arm(struct rv_http_request *request, unsigned seconds)
+static void arm(struct rv_http_request *request, unsigned factor)
 {
-    struct timeval tv = {(time_t)seconds, 0};
+    uint64_t ms = request->http->router->setup->http_timeout_ms * factor;
+    struct timeval tv = {(time_t)(ms / 1000), (suseconds_t)(ms % 1000 * 1000)};
 
     (void)event_add(request->deadline, &tv);
 }
@@ -237,7 +235,7 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
         return MHD_NO;
     if (request->stage == RV_HTTP_HEAD) {
         request->stage = RV_HTTP_BODY;
-        arm(request, BODY_S);
+        arm(request, REST_FACTOR);
         rv_http_check(request, method, version);
         return request->route ? MHD_YES : send_response(request);
     }
@@ -270,7 +268,7 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
     if (request->stage == RV_HTTP_WORK)
         rv_parked_http_gone(request->http->router, request);
     request_reset(request);
-    arm(request, IDLE_S);
+    arm(request, REST_FACTOR);
     *place = NULL;
 }
 
@@ -331,7 +329,7 @@ static void admit(struct rv_http *http, int socket, const struct sockaddr *addre
         (void)close(socket);
         return;
     }
-    arm(request, HEAD_S);
+    arm(request, 1);
     http->arriving = request;
     if (MHD_add_connection(http->daemon, socket, address, length) != MHD_YES && http->arriving)
         request_free(request); /* the socket is closed already */
@@ -440,7 +438,8 @@ static struct MHD_Daemon *start_daemon(struct rv_http *http)
                             NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, on_log, http,
                             MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
                             http, MHD_OPTION_URI_LOG_CALLBACK, on_uri, http, MHD_OPTION_CONNECTION_LIMIT,
-                            http->router->setup->http_connections + 1, MHD_OPTION_CONNECTION_TIMEOUT, STALLED_S,
+                            http->router->setup->http_connections + 1, MHD_OPTION_CONNECTION_TIMEOUT,
+                            (unsigned)(http->router->setup->http_timeout_ms * REST_FACTOR / 1000 + 1),
                             MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)POOL_BYTES, MHD_OPTION_END);
 }
 
