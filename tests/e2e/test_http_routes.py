@@ -132,7 +132,7 @@ def other_metrics(service):
 
 @pytest.mark.parametrize("how", ["closed", "reset", "half_closed"])
 def test_who_leaves_while_waiting_gives_the_place_back(served, client, gate, how):
-    client.submit(job_id="a", params={"gate": str(gate.path)})
+    assert client.submit(job_id="a", params={"gate": str(gate.path)}).json["state"] in ("QUEUED", "RUNNING")
     gate.wait_reached()
     before = served.holdings()["router"]
     socks = [socket.create_connection(("127.0.0.1", served.http_port)) for _ in range(20)]

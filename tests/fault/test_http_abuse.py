@@ -39,7 +39,7 @@ def metric(service, name):
 @pytest.mark.slow
 def test_ten_thousand_connections_one_after_the_other(served):
     served.wait_quiet()
-    held, memory = served.holdings(), procfs.rss(served.pids()["router"]) if hasattr(procfs, "rss") else 0
+    held, memory = served.holdings(), procfs.rss(served.pids()["router"])
     for number in range(10000):
         with web.raw(served) as sock:
             if number % 3 == 1:
@@ -54,7 +54,7 @@ def test_ten_thousand_connections_one_after_the_other(served):
     served.wait_quiet()
     procfs.wait_until(lambda: metric(served, "resvisor_http_connections") <= 1, 10)
     procfs.wait_until(lambda: served.holdings()["router"][0] <= held["router"][0], 10, "no descriptor is left")
-    assert memory == 0 or procfs.rss(served.pids()["router"]) < memory + (8 << 20)
+    assert procfs.rss(served.pids()["router"]) < memory + (8 << 20)
 
 
 def test_more_connections_than_the_limit(make_faulty):
@@ -137,7 +137,7 @@ def test_a_reader_that_stops_reading(served, gate):
     with web.Client(served) as client:
         client.submit(job_id="big", params={"output_bytes": 64 << 20}, wait_ms=60000)
     router = served.pids()["router"]
-    cpu = procfs.cpu_s(router) if hasattr(procfs, "cpu_s") else 0
+    before = ticks(router)
     with contextlib.ExitStack() as stack:
         socks = [stack.enter_context(web.raw(served)) for _ in range(10)]
         for sock in socks:
@@ -145,8 +145,7 @@ def test_a_reader_that_stops_reading(served, gate):
             assert sock.recv(10)
         assert_serves(served)
         procfs.wait_until(lambda: metric(served, "resvisor_http_connections") <= 1, 20, "the stalled ones are ended")
-    if cpu:
-        assert procfs.cpu_s(router) - cpu < 2
+    assert ticks(router) - before < 200
 
 
 @pytest.mark.parametrize("size", [2 << 20, 64 << 20])

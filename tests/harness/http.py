@@ -4,11 +4,13 @@ import contextlib
 import http.client
 import json
 import socket
+import time
 
 from . import models
 from .service import FAULT_EXECUTOR, Service
 
 TIMEOUT_S = 20
+RETRY_STEP_S = 0.02
 TOKEN = "a-token-for-tests"
 
 
@@ -78,9 +80,13 @@ class Client:
         if isinstance(body, (dict, list)):
             body = json.dumps(body)
             headers.setdefault("Content-Type", "application/json")
-        self.connection.request(method, path, body, headers)
-        response = self.connection.getresponse()
-        return Answer(response, response.read())
+        while True:
+            self.connection.request(method, path, body, headers)
+            response = self.connection.getresponse()
+            answer = Answer(response, response.read())
+            if answer.status != 503 or b'"not_ready"' not in answer.body:
+                return answer
+            time.sleep(RETRY_STEP_S)  # as the contract allows while the router has just started
 
     def get(self, path, **kwargs):
         return self.request("GET", path, **kwargs)

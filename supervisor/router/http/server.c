@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -21,6 +22,8 @@
 
 #define BACKLOG 128
 #define ACCEPTS_PER_TURN 16u
+#define CHECK_US 5000
+#define CHECKS_MAX 1000u
 #define REST_FACTOR 3u /* of http.timeout: for a body, a stalled answer, the time between two requests */
 #define POOL_BYTES (32u * 1024) /* of libmicrohttpd per connection: holds the head */
 #define DISCARD_MAX (8u * 1024 * 1024) /* bytes of a body that are read only to answer that they are too many */
@@ -58,6 +61,26 @@ static void arm(struct rv_http_request *request, unsigned factor)
     (void)event_add(request->deadline, &tv);
 }
 
+/*
+ * The client sends no more, and its request is not complete. libmicrohttpd may have missed that: its epoll is edge-triggered,
+ * and bytes that come together with the end are one edge. What is in the socket is left to it; when that is read, and a
+ * moment has passed, nothing can come of this connection.
+ */
+static bool is_finished(struct rv_http_request *request)
+{
+    static const struct timeval soon = {0, CHECK_US};
+    int unread = 0;
+
+    if (ioctl(request->socket, FIONREAD, &unread) == 0 && unread > 0)
+        request->quiet_checks = 0;
+    else
+        request->quiet_checks++;
+    if (request->quiet_checks > 1 || ++request->checks > CHECKS_MAX)
+        return true;
+    (void)event_add(request->deadline, &soon);
+    return false;
+}
+
 static void on_deadline(int fd, short what, void *context)
 {
     struct rv_http_request *request = context;
@@ -69,7 +92,10 @@ static void on_deadline(int fd, short what, void *context)
         rv_http_resume(request);
         return;
     }
-    request->http->expired_connections++;
+    if (request->half_closed && !is_finished(request))
+        return;
+    if (!request->half_closed)
+        request->http->expired_connections++;
     (void)shutdown(request->socket, SHUT_RDWR); /* libmicrohttpd sees its end and closes it */
 }
 
@@ -78,7 +104,7 @@ void rv_http_resume(struct rv_http_request *request)
     if (!request->suspended)
         return;
     request->suspended = false;
-    (void)event_del(request->left);
+    (void)event_del(request->reset);
     MHD_resume_connection(request->connection);
     schedule(request->http); /* without it, nothing would wake it up */
 }
@@ -87,7 +113,9 @@ static void suspend(struct rv_http_request *request)
 {
     request->suspended = true;
     MHD_suspend_connection(request->connection);
-    (void)event_add(request->left, NULL);
+    (void)event_add(request->reset, NULL);
+    if (request->half_closed) /* it was told already */
+        event_active(request->left, EV_CLOSED, 0);
 }
 
 void rv_http_pause_stream(struct rv_http_request *request, uint64_t us)
@@ -99,8 +127,9 @@ void rv_http_pause_stream(struct rv_http_request *request, uint64_t us)
 }
 
 /*
- * Its end, or more bytes from a client that does not wait for answers. After a reset libevent tells of reading and writing, and
- * not of EV_CLOSED: so both are asked for, at edges, for the bytes stay there and would wake us for ever.
+ * Its end; or, while it waits, a reset or more bytes from a client that does not wait for answers. After a reset libevent tells
+ * of reading and writing, and not of EV_CLOSED: so `reset` asks for reading, at edges, for bytes stay there and would wake
+ * us for ever.
  */
 static void on_left(int fd, short what, void *context)
 {
@@ -110,6 +139,12 @@ static void on_left(int fd, short what, void *context)
     (void)what;
     if (poll(&now, 1, 0) <= 0)
         return;
+    request->half_closed = true;
+    if (!request->suspended) {
+        if (request->stage == RV_HTTP_HEAD || request->stage == RV_HTTP_BODY)
+            (void)is_finished(request);
+        return;
+    }
     rv_parked_http_gone(request->http->router, request);
     request->gone = request->close = true;
     if (!request->streaming)
@@ -154,6 +189,8 @@ static void request_free(struct rv_http_request *request)
         event_free(request->deadline);
     if (request->left)
         event_free(request->left);
+    if (request->reset)
+        event_free(request->reset);
     free(request);
 }
 
@@ -268,7 +305,10 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
     if (request->stage == RV_HTTP_WORK)
         rv_parked_http_gone(request->http->router, request);
     request_reset(request);
-    arm(request, REST_FACTOR);
+    if (request->half_closed)
+        (void)is_finished(request);
+    else
+        arm(request, REST_FACTOR);
     *place = NULL;
 }
 
@@ -323,8 +363,9 @@ static void admit(struct rv_http *http, int socket, const struct sockaddr *addre
     TAILQ_INSERT_TAIL(&http->requests, request, link);
     http->count++;
     request->deadline = event_new(http->router->base, -1, 0, on_deadline, request);
-    request->left = event_new(http->router->base, socket, EV_READ | EV_CLOSED | EV_ET | EV_PERSIST, on_left, request);
-    if (!request->deadline || !request->left) {
+    request->left = event_new(http->router->base, socket, EV_CLOSED | EV_ET | EV_PERSIST, on_left, request);
+    request->reset = event_new(http->router->base, socket, EV_READ | EV_ET | EV_PERSIST, on_left, request);
+    if (!request->deadline || !request->left || !request->reset || event_add(request->left, NULL) < 0) {
         request_free(request);
         (void)close(socket);
         return;
