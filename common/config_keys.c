@@ -63,6 +63,9 @@ static const struct rv_key keys[] = {
      "group and others (0600). Requests that only operators may make need it, also on loopback."},
     {"http.connections", RV_KEY_UINT, TOP(http_connections), 4, 10000, false, NULL, "256",
      "HTTP connections at one time; further ones are refused with status 503."},
+    {"http.timeout", RV_KEY_DURATION, TOP(http_timeout_us), SECOND, HOUR, false, NULL, "20s",
+     "A client that has not sent the head of its request after this time is cut off; so is one that needs three times as "
+     "long for the rest of it, that takes nothing of its answer for so long, or that is idle between two requests."},
 
     {"pool.budget", RV_KEY_SIZE, TOP(pool_budget), 0, 1024 * TIB, true, NULL, "75%",
      "Memory that all models together may take. A percentage is a share of the machine's memory. 0 means no limit."},

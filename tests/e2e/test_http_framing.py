@@ -13,16 +13,7 @@ NEXT = b"GET /resvisor/v1/status HTTP/1.1\r\n" + HOST + b"\r\n"
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    from conftest import fault_type
-    from harness import models
-    from harness.service import Service
-
-    service = web.listen(Service(tmp_path_factory.mktemp("framing")))
-    models.write_plain(service.models / "small.safetensors", mib=1)
-    service.config["models"] = {"small": "small.safetensors"}
-    service.config["types"] = {"test": fault_type()}
-    service.start()
-    service.wait_ready()
+    service = web.start_small(tmp_path_factory.mktemp("framing"))
     yield service
     service.end()
 

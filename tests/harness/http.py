@@ -4,8 +4,13 @@ import contextlib
 import http.client
 import json
 import socket
+import time
+
+from . import models
+from .service import FAULT_EXECUTOR, Service
 
 TIMEOUT_S = 20
+RETRY_STEP_S = 0.02
 TOKEN = "a-token-for-tests"
 
 
@@ -25,6 +30,17 @@ def listen(service, token=None, **keys):
         file.write_text(token + "\n")
         file.chmod(0o600)
         service.config["http"]["token_file"] = str(file)
+    return service
+
+
+def start_small(folder, **kwargs):
+    """A running service with HTTP, one type `test` of the fault executor, and a model `small`: for tests that share it."""
+    service = listen(Service(folder), **kwargs)
+    models.write_plain(service.models / "small.safetensors", mib=1)
+    service.config["models"] = {"small": "small.safetensors"}
+    service.config["types"] = {"test": {"executor": str(FAULT_EXECUTOR), "models": ["small"]}}
+    service.start()
+    service.wait_ready()
     return service
 
 
@@ -64,9 +80,13 @@ class Client:
         if isinstance(body, (dict, list)):
             body = json.dumps(body)
             headers.setdefault("Content-Type", "application/json")
-        self.connection.request(method, path, body, headers)
-        response = self.connection.getresponse()
-        return Answer(response, response.read())
+        while True:
+            self.connection.request(method, path, body, headers)
+            response = self.connection.getresponse()
+            answer = Answer(response, response.read())
+            if answer.status != 503 or b'"not_ready"' not in answer.body:
+                return answer
+            time.sleep(RETRY_STEP_S)  # as the contract allows while the router has just started
 
     def get(self, path, **kwargs):
         return self.request("GET", path, **kwargs)

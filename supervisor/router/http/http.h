@@ -36,16 +36,18 @@ struct rv_http_request {
     struct rv_http *http;
     struct MHD_Connection *connection;
     int socket; /* libmicrohttpd's */
-    struct event *deadline, *left;
+    struct event *deadline, *left, *reset;
     enum rv_http_stage stage;
     bool inside;    /* its handler is running: the answer may be kept for when it returns */
     bool suspended; /* libmicrohttpd does not look at it */
     bool close;     /* nothing may follow on this connection */
     bool gone;      /* the client has left, or we leave */
+    bool half_closed; /* nothing more will come */
+    unsigned checks, quiet_checks;
 
     char *uri;
     size_t uri_length;
-    bool has_uri;
+    bool has_uri, head_only;
     struct rv_http_framing framing;
     struct rv_http_target target;
     const struct rv_http_route *route;

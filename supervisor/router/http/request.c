@@ -192,5 +192,6 @@ void rv_http_check(struct rv_http_request *request, const char *method, const ch
         !check_content(request, &head, route) || !check_queries(request, route))
         return;
     request->close = !request->framing.keep_alive;
+    request->head_only = strcmp(method, "HEAD") == 0;
     request->route = route;
 }

@@ -8,10 +8,12 @@
 #include <event2/event.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -20,10 +22,9 @@
 
 #define BACKLOG 128
 #define ACCEPTS_PER_TURN 16u
-#define HEAD_S 20   /* from the connection to the end of the first head */
-#define IDLE_S 60   /* from an answer to the end of the next head */
-#define BODY_S 60   /* from the end of the head to the end of the body */
-#define STALLED_S 60u /* without a byte sent or received */
+#define CHECK_US 5000
+#define CHECKS_MAX 1000u
+#define REST_FACTOR 3u /* of http.timeout: for a body, a stalled answer, the time between two requests */
 #define POOL_BYTES (32u * 1024) /* of libmicrohttpd per connection: holds the head */
 #define DISCARD_MAX (8u * 1024 * 1024) /* bytes of a body that are read only to answer that they are too many */
 #define LAST_TURNS 4u /* at the end, for answers that are on their way */
@@ -52,11 +53,32 @@ static void run(int fd, short what, void *context)
     }
 }
 
-static void arm(struct rv_http_request *request, unsigned seconds)
+static void arm(struct rv_http_request *request, unsigned factor)
 {
-    struct timeval tv = {(time_t)seconds, 0};
+    uint64_t ms = request->http->router->setup->http_timeout_ms * factor;
+    struct timeval tv = {(time_t)(ms / 1000), (suseconds_t)(ms % 1000 * 1000)};
 
     (void)event_add(request->deadline, &tv);
+}
+
+/*
+ * The client sends no more, and its request is not complete. libmicrohttpd may have missed that: its epoll is edge-triggered,
+ * and bytes that come together with the end are one edge. What is in the socket is left to it; when that is read, and a
+ * moment has passed, nothing can come of this connection.
+ */
+static bool is_finished(struct rv_http_request *request)
+{
+    static const struct timeval soon = {0, CHECK_US};
+    int unread = 0;
+
+    if (ioctl(request->socket, FIONREAD, &unread) == 0 && unread > 0)
+        request->quiet_checks = 0;
+    else
+        request->quiet_checks++;
+    if (request->quiet_checks > 1 || ++request->checks > CHECKS_MAX)
+        return true;
+    (void)event_add(request->deadline, &soon);
+    return false;
 }
 
 static void on_deadline(int fd, short what, void *context)
@@ -70,7 +92,10 @@ static void on_deadline(int fd, short what, void *context)
         rv_http_resume(request);
         return;
     }
-    request->http->expired_connections++;
+    if (request->half_closed && !is_finished(request))
+        return;
+    if (!request->half_closed)
+        request->http->expired_connections++;
     (void)shutdown(request->socket, SHUT_RDWR); /* libmicrohttpd sees its end and closes it */
 }
 
@@ -79,7 +104,7 @@ void rv_http_resume(struct rv_http_request *request)
     if (!request->suspended)
         return;
     request->suspended = false;
-    (void)event_del(request->left);
+    (void)event_del(request->reset);
     MHD_resume_connection(request->connection);
     schedule(request->http); /* without it, nothing would wake it up */
 }
@@ -88,7 +113,9 @@ static void suspend(struct rv_http_request *request)
 {
     request->suspended = true;
     MHD_suspend_connection(request->connection);
-    (void)event_add(request->left, NULL);
+    (void)event_add(request->reset, NULL);
+    if (request->half_closed) /* it was told already */
+        event_active(request->left, EV_CLOSED, 0);
 }
 
 void rv_http_pause_stream(struct rv_http_request *request, uint64_t us)
@@ -99,12 +126,25 @@ void rv_http_pause_stream(struct rv_http_request *request, uint64_t us)
     suspend(request);
 }
 
+/*
+ * Its end; or, while it waits, a reset or more bytes from a client that does not wait for answers. After a reset libevent tells
+ * of reading and writing, and not of EV_CLOSED: so `reset` asks for reading, at edges, for bytes stay there and would wake
+ * us for ever.
+ */
 static void on_left(int fd, short what, void *context)
 {
     struct rv_http_request *request = context;
+    struct pollfd now = {.fd = fd, .events = POLLRDHUP};
 
-    (void)fd;
     (void)what;
+    if (poll(&now, 1, 0) <= 0)
+        return;
+    request->half_closed = true;
+    if (!request->suspended) {
+        if (request->stage == RV_HTTP_HEAD || request->stage == RV_HTTP_BODY)
+            (void)is_finished(request);
+        return;
+    }
     rv_parked_http_gone(request->http->router, request);
     request->gone = request->close = true;
     if (!request->streaming)
@@ -149,6 +189,8 @@ static void request_free(struct rv_http_request *request)
         event_free(request->deadline);
     if (request->left)
         event_free(request->left);
+    if (request->reset)
+        event_free(request->reset);
     free(request);
 }
 
@@ -230,7 +272,7 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
         return MHD_NO;
     if (request->stage == RV_HTTP_HEAD) {
         request->stage = RV_HTTP_BODY;
-        arm(request, BODY_S);
+        arm(request, REST_FACTOR);
         rv_http_check(request, method, version);
         return request->route ? MHD_YES : send_response(request);
     }
@@ -263,7 +305,10 @@ static void on_completed(void *context, struct MHD_Connection *connection, void 
     if (request->stage == RV_HTTP_WORK)
         rv_parked_http_gone(request->http->router, request);
     request_reset(request);
-    arm(request, IDLE_S);
+    if (request->half_closed)
+        (void)is_finished(request);
+    else
+        arm(request, REST_FACTOR);
     *place = NULL;
 }
 
@@ -318,13 +363,14 @@ static void admit(struct rv_http *http, int socket, const struct sockaddr *addre
     TAILQ_INSERT_TAIL(&http->requests, request, link);
     http->count++;
     request->deadline = event_new(http->router->base, -1, 0, on_deadline, request);
-    request->left = event_new(http->router->base, socket, EV_CLOSED, on_left, request);
-    if (!request->deadline || !request->left) {
+    request->left = event_new(http->router->base, socket, EV_CLOSED | EV_ET | EV_PERSIST, on_left, request);
+    request->reset = event_new(http->router->base, socket, EV_READ | EV_ET | EV_PERSIST, on_left, request);
+    if (!request->deadline || !request->left || !request->reset || event_add(request->left, NULL) < 0) {
         request_free(request);
         (void)close(socket);
         return;
     }
-    arm(request, HEAD_S);
+    arm(request, 1);
     http->arriving = request;
     if (MHD_add_connection(http->daemon, socket, address, length) != MHD_YES && http->arriving)
         request_free(request); /* the socket is closed already */
@@ -433,7 +479,8 @@ static struct MHD_Daemon *start_daemon(struct rv_http *http)
                             NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, on_log, http,
                             MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
                             http, MHD_OPTION_URI_LOG_CALLBACK, on_uri, http, MHD_OPTION_CONNECTION_LIMIT,
-                            http->router->setup->http_connections + 1, MHD_OPTION_CONNECTION_TIMEOUT, STALLED_S,
+                            http->router->setup->http_connections + 1, MHD_OPTION_CONNECTION_TIMEOUT,
+                            (unsigned)(http->router->setup->http_timeout_ms * REST_FACTOR / 1000 + 1),
                             MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)POOL_BYTES, MHD_OPTION_END);
 }
 

@@ -213,12 +213,16 @@ void rv_http_stream_events(struct rv_http_request *request)
                  (unsigned long long)http->router->setup->epoch, (unsigned long long)(request->next_event - 1)) < 0)
         hello = NULL;
     (void)set_piece(request, hello);
-    request->response = MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, read_stream, request, NULL);
+    /* To HEAD, libmicrohttpd 0.9.75 would send the end of a chunked body that was not there. */
+    request->response =
+        request->head_only
+            ? MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT)
+            : MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, read_stream, request, NULL);
     if (!request->response)
         return;
     request->status = 200;
-    request->streaming = true;
-    http->streams++;
+    request->streaming = !request->head_only;
+    http->streams += request->streaming;
     rv_http_add_header(request, "Content-Type", "text/event-stream");
     rv_http_add_header(request, "Cache-Control", "no-store");
     rv_http_add_header(request, "X-Content-Type-Options", "nosniff");
