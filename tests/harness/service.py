@@ -280,13 +280,16 @@ class Service:
         return found
 
     def wait_quiet(self, timeout=20.0):
-        """Waits until what was asked for is over: no loader, and only the connection of these helpers is open."""
+        """Waits until what was asked for is over: no loader, only the connection of these helpers is open, and the router has
+        its channels."""
 
         def quiet():
             known = set(self.pids().values())
             return procfs.descendants(self.keeper_pid) <= known and self.status().clients <= 1
 
         procfs.wait_until(quiet, timeout, "no loader and no other client")
+        # The supervisor's answer to the router comes after the channels that still wait to be taken by it.
+        self.cli("status", "--json")
 
     def assert_holdings(self, wanted, timeout=10.0):
         """Waits until the holdings are as they were."""
