@@ -280,7 +280,7 @@ def test_a_job_that_fails_is_no_failed_request(client):
 
 def test_a_worker_that_dies_is_the_jobs_error(client):
     answer = client.submit(job_id="a", params={"fault": "crash"}, wait_ms=20000)
-    assert answer.json["error"]["code"] == "worker_died" and "signal" in answer.json["error"]["message"]
+    assert answer.json["error"]["code"] == "worker_died" and "worker test/0 died" in answer.json["error"]["message"]
 
 
 BAD_BODIES = {

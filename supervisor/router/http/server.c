@@ -583,7 +583,7 @@ void rv_http_reply(struct rv_http_request *request, const Resvisor__V1__Reply *r
 
 void rv_http_log_lines(struct rv_http_request *request, const uint8_t *text, size_t length)
 {
-    char *grown = realloc(request->text, request->text_length + length + 1);
+    char *grown = length ? realloc(request->text, request->text_length + length) : NULL;
 
     if (!grown)
         return; /* lines are missing, as they do when they are old */
