@@ -182,7 +182,8 @@ static int command_echo(char **args)
     char waste[4096];
 
     (void)setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (listener < 0 || bind(listener, (const struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 64) < 0)
+    if (listener < 0 || bind(listener, (const struct sockaddr *)&address, sizeof(address)) < 0 ||
+        listen(listener, 64) < 0)
         bench_fail("port %s: %s", args[0], strerror(errno));
     fds[1] = (struct pollfd){.fd = listener, .events = POLLIN};
     (void)printf("{\"ready\": true}\n");
@@ -209,11 +210,13 @@ int main(int argc, char **argv)
         const char *name;
         int arguments;
         int (*run)(char **args);
-    } commands[] = {{"get", 2, command_get}, {"job", 4, command_job}, {"rate", 3, command_rate}, {"echo", 1, command_echo}};
+    } commands[] = {
+        {"get", 2, command_get}, {"job", 4, command_job}, {"rate", 3, command_rate}, {"echo", 1, command_echo}};
 
     for (size_t i = 0; argc > 1 && i < sizeof(commands) / sizeof(commands[0]); i++)
         if (strcmp(argv[1], commands[i].name) == 0 && argc - 2 == commands[i].arguments)
             return commands[i].run(argv + 2);
-    (void)fprintf(stderr, "usage: bench_http get PORT ROUNDS | job PORT TYPE PREFIX ROUNDS | rate PORT CLIENTS MS | echo PORT\n");
+    (void)fprintf(
+        stderr, "usage: bench_http get PORT ROUNDS | job PORT TYPE PREFIX ROUNDS | rate PORT CLIENTS MS | echo PORT\n");
     return 2;
 }

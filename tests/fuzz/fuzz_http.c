@@ -1,6 +1,6 @@
 /*
- * What the HTTP front reads itself: targets, ranges, hosts, jobs in JSON. The first byte chooses. What is accepted must hold what
- * its reader relies on.
+ * What the HTTP front reads itself: targets, ranges, hosts, jobs in JSON. The first byte chooses. What is accepted must
+ * hold what its reader relies on.
  */
 #include <stdint.h>
 #include <stdlib.h>
