@@ -13,7 +13,7 @@ build_packages="gcc libc6-dev cmake ninja-build pkg-config protobuf-c-compiler l
   libopenblas-dev libmicrohttpd-dev"
 run_packages="libevent-core-2.1-7 libprotobuf-c1 libnanomsg5 libyaml-0-2 libjansson4 libxxhash0 liburing2 libpng16-16
   libwebp7 libwebpmux3 libsndfile1 libopenblas0 libmicrohttpd12"
-tests_packages="libcmocka-dev protobuf-compiler clang libclang-rt-dev python3 ca-certificates"
+tests_packages="libcmocka-dev protobuf-compiler clang libclang-rt-dev python3 ca-certificates curl"
 
 # The first Debian 12 build of libevent with its security fixes.
 libevent_package=libevent-core-2.1-7

@@ -94,7 +94,7 @@ def test_an_installation_has_its_parts(installed):
     for name in (
         "bin/resvisor", "libexec/resvisor/resvisor-router", "libexec/resvisor/resvisor-loader",
         "bin/resvisor-worker", "lib/libresvisor.so.1", "include/resvisor.h", "include/resvisor-executor.h",
-        "lib/pkgconfig/resvisor.pc", "share/resvisor/rpc.proto",
+        "lib/pkgconfig/resvisor.pc", "share/resvisor/rpc.proto", "share/resvisor/openapi.yaml",
     ):  # fmt: skip
         assert (installed / name).exists(), name
     for kind in ("image", "video", "audio"):

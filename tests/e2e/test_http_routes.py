@@ -3,15 +3,18 @@
 import contextlib
 import http.client
 import json
+import os
 import re
 import socket
 import struct
+import subprocess
 import threading
 import time
 
 import pytest
 from harness import http as web
-from harness import procfs
+from harness import models, procfs
+from harness.service import ROOT
 
 V1 = "/resvisor/v1"
 TYPE = "application/json"
@@ -231,8 +234,6 @@ def test_models(served, client):
     assert small["state"] == "RESIDENT" and client.get(f"{V1}/models").json["models"][0]["name"] == "small"
     assert client.get(f"{V1}/models/nothing").code == "no_such_model"
     path = served.models / "other.safetensors"
-    from harness import models
-
     models.write_plain(path, mib=1)
     escaped = str(path).replace("/", "%2F")
     assert client.post(f"{V1}/models/{escaped}/load").json["state"] == "RESIDENT"
@@ -279,7 +280,7 @@ def test_a_job_that_fails_is_no_failed_request(client):
 
 def test_a_worker_that_dies_is_the_jobs_error(client):
     answer = client.submit(job_id="a", params={"fault": "crash"}, wait_ms=20000)
-    assert answer.json["error"]["code"] == "worker_died" and "signal" in answer.json["error"]["message"]
+    assert answer.json["error"]["code"] == "worker_died" and "worker test/0 died" in answer.json["error"]["message"]
 
 
 BAD_BODIES = {
@@ -483,3 +484,33 @@ def test_requests_one_after_the_other_share_a_connection(client):
         assert client.get("/healthz").status == 200
     assert time.monotonic() - begin < 10
     assert metric(client.get("/metrics").body.decode(), "resvisor_http_connections") == 1
+
+
+# ---- docs/http.md ----
+
+
+def test_the_examples_of_the_document_run(make_three, tmp_path):
+    service = web.listen(make_three(), token=web.TOKEN).start()
+    service.wait_ready()
+    blocks = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "docs" / "http.md").read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    env = {**os.environ, "URL": f"http://127.0.0.1:{service.http_port}", "TOKEN": web.TOKEN}
+    with web.Client(service) as client:
+        procfs.wait_until(lambda: client.get("/readyz").status == 200)
+    assert len(lines) > 10
+    for line in lines:
+        result = subprocess.run(["sh", "-c", line], env=env, cwd=tmp_path, capture_output=True, timeout=60)
+        assert result.returncode == 0, f"{line}: {result.returncode} {result.stdout} {result.stderr}"
+        if "-r 0-7" in line:
+            assert result.stdout == b"\x89PNG\r\n\x1a\n"
+    assert (tmp_path / "image.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_document_has_every_route_and_metric(client):
+    text = (ROOT / "docs" / "http.md").read_text()
+    documented = {(m, re.sub(r"\{\w+\}", "*", p)) for m, p in re.findall(r"^\| `(GET|POST) (/[^?`]*)", text, re.MULTILINE)}
+    source = (ROOT / "supervisor/router/http/v1.c").read_text()
+    routes = {(m, p if p.startswith("/") else f"{V1}/{p}") for m, p in re.findall(r'\{"(\w+)", (?:V1 )?"([^"]+)"', source)}
+    assert routes == documented
+    metrics = set(re.findall(r"^# TYPE (\w+)", client.get("/metrics").body.decode(), re.MULTILINE))
+    assert metrics == set(re.findall(r"`(resvisor_\w+)`", text.split("## Metrics")[1]))

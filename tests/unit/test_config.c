@@ -392,6 +392,15 @@ static void test_tcp_needs_a_good_address_and_a_secret_token(void **state)
     c = load_good(text, NULL);
     assert_string_equal(c->rpc_token_file, path_of("token"));
     rv_config_destroy(c);
+    rv_config_destroy(load_good("http: {listen: \"0.0.0.0:80\", token_file: token}\n", NULL));
+    rv_config_destroy(load_good("http: {listen: \"localhost:80\"}\n", NULL));
+    rv_config_destroy(load_good("http: {listen: \"[::1]:80\", connections: 4, timeout: 1s}\n", NULL));
+    refused("http: {listen: \"0.0.0.0:80\"}\n", "is not a loopback address, so it needs http.token_file");
+    refused("http: {listen: \"[::]:80\"}\n", "is not a loopback address, so it needs http.token_file");
+    refused("http: {listen: \"128.0.0.1:80\"}\n", "is not a loopback address, so it needs http.token_file");
+    refused("http: {listen: \"example.org:80\", token_file: token}\n", "neither a number nor localhost");
+    refused("http: {listen: \"127.0.0.1\"}\n", "http.listen: \"127.0.0.1\" is not an address");
+    refused("http: {listen: \"[1.2.3.4]:80\"}\n", "neither a number nor localhost");
     rv_config_destroy(load_good("rpc: {tcp: \"[::1]:5600\", token_file: token}\n", NULL));
 }
 

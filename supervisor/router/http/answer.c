@@ -29,8 +29,7 @@ static void take_response(struct rv_http_request *request, unsigned status, cons
 
 void rv_http_answer_text(struct rv_http_request *request, unsigned status, const char *type, char *text, size_t length)
 {
-    struct MHD_Response *response =
-        text ? MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_FREE) : NULL;
+    struct MHD_Response *response = text ? MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_FREE) : NULL;
 
     if (text && !response)
         free(text);

@@ -2,10 +2,10 @@
  * The HTTP front, inside: what its files know of each other. Router only, one thread (the loop's).
  *
  *   server.c   connections: the listener, libmicrohttpd in the loop, deadlines, waiting   parse.c    bytes of strangers
- *   request.c  what a request must satisfy before anything looks at it                    v1.c       the table of routes
- *   answer.c   responses                                                                  submit.c   a job from JSON
- *   json.c     messages of rpc.proto as JSON                                              metrics.c  /metrics, /readyz
- *   stream.c   outputs in ranges, events as they come
+ *   request.c  what a request must satisfy before anything looks at it                    v1.c       the table of
+ * routes answer.c   responses                                                                  submit.c   a job from
+ * JSON json.c     messages of rpc.proto as JSON                                              metrics.c  /metrics,
+ * /readyz stream.c   outputs in ranges, events as they come
  */
 #ifndef RV_HTTP_H
 #define RV_HTTP_H
@@ -38,10 +38,10 @@ struct rv_http_request {
     int socket; /* libmicrohttpd's */
     struct event *deadline, *left, *reset;
     enum rv_http_stage stage;
-    bool inside;    /* its handler is running: the answer may be kept for when it returns */
-    bool suspended; /* libmicrohttpd does not look at it */
-    bool close;     /* nothing may follow on this connection */
-    bool gone;      /* the client has left, or we leave */
+    bool inside;      /* its handler is running: the answer may be kept for when it returns */
+    bool suspended;   /* libmicrohttpd does not look at it */
+    bool close;       /* nothing may follow on this connection */
+    bool gone;        /* the client has left, or we leave */
     bool half_closed; /* nothing more will come */
     unsigned checks, quiet_checks;
 
@@ -77,7 +77,7 @@ struct rv_http {
     struct rv_http_list requests;
     struct rv_http_request *arriving; /* being given to libmicrohttpd */
     unsigned count, streams;
-    uint64_t answers[6];  /* by the status' first digit */
+    uint64_t answers[6]; /* by the status' first digit */
     uint64_t refused_connections, expired_connections;
 };
 
@@ -105,8 +105,8 @@ enum rv_http_access {
 struct rv_http_route {
     const char *method, *path; /* a segment `*` stands for anything */
     enum rv_http_access access;
-    bool body;             /* wants JSON */
-    const char *queries;   /* names of parameters, each with a blank after it */
+    bool body;           /* wants JSON */
+    const char *queries; /* names of parameters, each with a blank after it */
     void (*handle)(struct rv_http_request *request);
 };
 
@@ -117,8 +117,7 @@ const struct rv_http_route *rv_http_find_route(const struct rv_http_target *targ
 /* ---- answer.c --------------------------------------------------------------------------------------------------- */
 
 /* Takes over `text` (malloc). NULL = no memory: the connection ends. */
-void rv_http_answer_text(struct rv_http_request *request, unsigned status, const char *type, char *text,
-                         size_t length);
+void rv_http_answer_text(struct rv_http_request *request, unsigned status, const char *type, char *text, size_t length);
 /* Takes over `json`. */
 void rv_http_answer_json(struct rv_http_request *request, unsigned status, json_t *json);
 

@@ -1,7 +1,7 @@
 /*
- * Messages of rpc.proto as JSON, by their descriptors: each field under its own name, so that docs/rpc.md describes both. An
- * enum value is its name without the enum's part ("DONE"), an error code is the name of the error table ("queue_full"), a
- * message that is absent is left out.
+ * Messages of rpc.proto as JSON, by their descriptors: each field under its own name, so that docs/rpc.md describes
+ * both. An enum value is its name without the enum's part ("DONE"), an error code is the name of the error table
+ * ("queue_full"), a message that is absent is left out.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -33,8 +33,8 @@ static void label(FILE *out, const char *name, const char *value, bool first)
 }
 
 /* A sample with up to two labels; NULL = none. */
-static void sample(FILE *out, const char *name, double value, const char *label1, const char *value1, const char *label2,
-                   const char *value2)
+static void sample(FILE *out, const char *name, double value, const char *label1, const char *value1,
+                   const char *label2, const char *value2)
 {
     (void)fprintf(out, NAME "%s", name);
     if (label1)
@@ -218,7 +218,8 @@ void rv_http_render_ready(struct rv_http_request *request, const Resvisor__V1__R
         ready = ready && !why;
         (void)json_object_set_new(types, type->name,
                                   json_pack("{s:b, s:s, s:s, s:i, s:i}", "ready", !why, "state", type->state, "reason",
-                                            why ? why : "", "queued", (int)type->queued, "running", (int)type->running));
+                                            why ? why : "", "queued", (int)type->queued, "running",
+                                            (int)type->running));
     }
     rv_http_answer_json(request, ready ? 200 : 503,
                         json_pack("{s:b, s:s, s:o}", "ready", ready, "router", state, "types", types));

@@ -62,9 +62,9 @@ const struct rv_http_field *rv_http_find(const struct rv_http_head *head, const 
 }
 
 /*
- * libmicrohttpd (0.9.75) ends a line at CR LF, at a bare LF and at a bare CR, joins folded lines, and then nothing of that is
- * to be seen. But it cuts lines in place: so each field must begin exactly two bytes after the one before has ended. What
- * it has put elsewhere (folded lines) fails as well. Addresses are compared here, and no byte is read.
+ * libmicrohttpd (0.9.75) ends a line at CR LF, at a bare LF and at a bare CR, joins folded lines, and then nothing of
+ * that is to be seen. But it cuts lines in place: so each field must begin exactly two bytes after the one before has
+ * ended. What it has put elsewhere (folded lines) fails as well. Addresses are compared here, and no byte is read.
  */
 static bool lines_end_properly(const struct rv_http_head *head)
 {

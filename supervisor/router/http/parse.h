@@ -21,7 +21,8 @@ struct rv_http_field {
     size_t name_length, value_length;
 };
 
-/* A head as the library left it: pointers into the place where it was received, so that gaps between them show its bytes. */
+/* A head as the library left it: pointers into the place where it was received, so that gaps between them show its
+ * bytes. */
 struct rv_http_head {
     const char *method, *version;
     size_t uri_length;
@@ -54,8 +55,8 @@ struct rv_http_target {
 };
 
 /*
- * Takes a target in origin form apart: "/a/b%2Fc?d=e". Segments and values are decoded, valid UTF-8, and without NUL. 0, or the
- * HTTP status to refuse with.
+ * Takes a target in origin form apart: "/a/b%2Fc?d=e". Segments and values are decoded, valid UTF-8, and without NUL.
+ * 0, or the HTTP status to refuse with.
  */
 unsigned rv_http_parse_target(const char *uri, size_t length, struct rv_http_target *ret_target, const char **why);
 
@@ -67,7 +68,8 @@ bool rv_http_parse_number(const char *text, size_t length, uint64_t *ret_number)
 
 enum rv_http_range { RV_HTTP_RANGE_WHOLE, RV_HTTP_RANGE_PART, RV_HTTP_RANGE_BEYOND };
 
-/* A Range field for something of `size` bytes. Several ranges, or another unit, are answered with the whole, as they may be. */
+/* A Range field for something of `size` bytes. Several ranges, or another unit, are answered with the whole, as they
+ * may be. */
 enum rv_http_range rv_http_parse_range(const char *text, size_t length, uint64_t size, uint64_t *ret_first,
                                        uint64_t *ret_length);
 

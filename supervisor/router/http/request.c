@@ -81,8 +81,9 @@ static bool check_token(struct rv_http_request *request, const struct rv_http_he
 }
 
 /*
- * A page of any website can make its visitor's browser send requests to loopback. It cannot hide where it is from (Origin), nor
- * send JSON without asking first, nor, under a name of its own that points here (Host), pretend to be an address.
+ * A page of any website can make its visitor's browser send requests to loopback. It cannot hide where it is from
+ * (Origin), nor send JSON without asking first, nor, under a name of its own that points here (Host), pretend to be an
+ * address.
  */
 static bool check_browser(struct rv_http_request *request, const struct rv_http_head *head)
 {
@@ -117,7 +118,8 @@ static bool check_content(struct rv_http_request *request, const struct rv_http_
         return true;
     if (!type || type->value_length < strlen(json) || strncasecmp(type->value, json, strlen(json)) != 0 ||
         (type->value_length > strlen(json) && !strchr("; ", type->value[strlen(json)]))) {
-        rv_http_refuse(request, 415, RV_CODE(BAD_REQUEST), "the body must be JSON, with Content-Type: application/json");
+        rv_http_refuse(request, 415, RV_CODE(BAD_REQUEST),
+                       "the body must be JSON, with Content-Type: application/json");
         return false;
     }
     return true;

@@ -1,7 +1,8 @@
 /*
- * Connections. The listener is ours, so that a connection over the limit gets an answer, a descriptor that is kept for workers is
- * not taken, and each connection's socket is known: it is shut down when its time is over, and watched while its request
- * waits (libmicrohttpd does not look at a suspended connection). libmicrohttpd has one descriptor (epoll) in our loop.
+ * Connections. The listener is ours, so that a connection over the limit gets an answer, a descriptor that is kept for
+ * workers is not taken, and each connection's socket is known: it is shut down when its time is over, and watched while
+ * its request waits (libmicrohttpd does not look at a suspended connection). libmicrohttpd has one descriptor (epoll)
+ * in our loop.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -24,10 +25,10 @@
 #define ACCEPTS_PER_TURN 16u
 #define CHECK_US 5000
 #define CHECKS_MAX 1000u
-#define REST_FACTOR 3u /* of http.timeout: for a body, a stalled answer, the time between two requests */
+#define REST_FACTOR 3u          /* of http.timeout: for a body, a stalled answer, the time between two requests */
 #define POOL_BYTES (32u * 1024) /* of libmicrohttpd per connection: holds the head */
 #define DISCARD_MAX (8u * 1024 * 1024) /* bytes of a body that are read only to answer that they are too many */
-#define LAST_TURNS 4u /* at the end, for answers that are on their way */
+#define LAST_TURNS 4u                  /* at the end, for answers that are on their way */
 
 /* ---- the loop --------------------------------------------------------------------------------------------------- */
 
@@ -62,9 +63,9 @@ static void arm(struct rv_http_request *request, unsigned factor)
 }
 
 /*
- * The client sends no more, and its request is not complete. libmicrohttpd may have missed that: its epoll is edge-triggered,
- * and bytes that come together with the end are one edge. What is in the socket is left to it; when that is read, and a
- * moment has passed, nothing can come of this connection.
+ * The client sends no more, and its request is not complete. libmicrohttpd may have missed that: its epoll is
+ * edge-triggered, and bytes that come together with the end are one edge. What is in the socket is left to it; when
+ * that is read, and a moment has passed, nothing can come of this connection.
  */
 static bool is_finished(struct rv_http_request *request)
 {
@@ -127,9 +128,9 @@ void rv_http_pause_stream(struct rv_http_request *request, uint64_t us)
 }
 
 /*
- * Its end; or, while it waits, a reset or more bytes from a client that does not wait for answers. After a reset libevent tells
- * of reading and writing, and not of EV_CLOSED: so `reset` asks for reading, at edges, for bytes stay there and would wake
- * us for ever.
+ * Its end; or, while it waits, a reset or more bytes from a client that does not wait for answers. After a reset
+ * libevent tells of reading and writing, and not of EV_CLOSED: so `reset` asks for reading, at edges, for bytes stay
+ * there and would wake us for ever.
  */
 static void on_left(int fd, short what, void *context)
 {
@@ -333,10 +334,11 @@ static void on_connection(void *context, struct MHD_Connection *connection, void
 /* What the client has sent is read first, for closing with it unread would take the answer back. Nobody waits. */
 static void say_full(struct rv_http *http, int socket)
 {
-    static const char text[] = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
-                               "Connection: close\r\nContent-Length: 93\r\n\r\n"
-                               "{\"error\":{\"code\":\"limit\",\"message\":\"too many connections\","
-                               "\"remedy\":\"\",\"retry_after_ms\":1000}}";
+    static const char text[] =
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+        "Connection: close\r\nContent-Length: 93\r\n\r\n"
+        "{\"error\":{\"code\":\"limit\",\"message\":\"too many connections\","
+        "\"remedy\":\"\",\"retry_after_ms\":1000}}";
     char waste[4096];
 
     http->refused_connections++;
@@ -477,8 +479,8 @@ static struct MHD_Daemon *start_daemon(struct rv_http *http)
 {
     return MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0,
                             NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, on_log, http,
-                            MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_NOTIFY_CONNECTION, on_connection,
-                            http, MHD_OPTION_URI_LOG_CALLBACK, on_uri, http, MHD_OPTION_CONNECTION_LIMIT,
+                            MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_NOTIFY_CONNECTION,
+                            on_connection, http, MHD_OPTION_URI_LOG_CALLBACK, on_uri, http, MHD_OPTION_CONNECTION_LIMIT,
                             http->router->setup->http_connections + 1, MHD_OPTION_CONNECTION_TIMEOUT,
                             (unsigned)(http->router->setup->http_timeout_ms * REST_FACTOR / 1000 + 1),
                             MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)POOL_BYTES, MHD_OPTION_END);
@@ -524,7 +526,8 @@ static void end_requests(struct rv_http *http)
 {
     struct rv_http_request *request;
 
-    TAILQ_FOREACH (request, &http->requests, link) {
+    TAILQ_FOREACH(request, &http->requests, link)
+    {
         if (!request->suspended)
             continue;
         rv_parked_http_gone(http->router, request);
@@ -535,9 +538,9 @@ static void end_requests(struct rv_http *http)
     }
     for (unsigned i = 0; i < LAST_TURNS; i++)
         (void)MHD_run(http->daemon);
-    TAILQ_FOREACH (request, &http->requests, link)
-        if (request->suspended) /* a request that came in between */
-            rv_http_resume(request);
+    TAILQ_FOREACH(request, &http->requests, link)
+    if (request->suspended) /* a request that came in between */
+        rv_http_resume(request);
 }
 
 void rv_http_close(struct rv_router *router)
@@ -583,7 +586,7 @@ void rv_http_reply(struct rv_http_request *request, const Resvisor__V1__Reply *r
 
 void rv_http_log_lines(struct rv_http_request *request, const uint8_t *text, size_t length)
 {
-    char *grown = realloc(request->text, request->text_length + length + 1);
+    char *grown = length ? realloc(request->text, request->text_length + length) : NULL;
 
     if (!grown)
         return; /* lines are missing, as they do when they are old */
@@ -598,7 +601,7 @@ void rv_http_event(struct rv_router *router)
 
     if (!router->http || router->http->streams == 0)
         return;
-    TAILQ_FOREACH (request, &router->http->requests, link)
-        if (request->streaming)
-            rv_http_resume(request);
+    TAILQ_FOREACH(request, &router->http->requests, link)
+    if (request->streaming)
+        rv_http_resume(request);
 }

@@ -1,4 +1,5 @@
-/* What is longer than a message: outputs straight from their sealed memory, and events for as long as the client stays. */
+/* What is longer than a message: outputs straight from their sealed memory, and events for as long as the client stays.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -21,8 +22,8 @@ static void disposition(const char *name, char *buffer, size_t size)
     size_t n = (size_t)snprintf(buffer, size, "inline; filename*=UTF-8''");
 
     for (const unsigned char *p = (const unsigned char *)name; *p && n + 4 < size; p++) {
-        bool plain = (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || (*p >= '0' && *p <= '9') ||
-                     strchr("-._", *p);
+        bool plain =
+            (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || (*p >= '0' && *p <= '9') || strchr("-._", *p);
 
         n += (size_t)snprintf(buffer + n, size - n, plain ? "%c" : "%%%02X", *p);
     }
@@ -88,7 +89,8 @@ void rv_http_render_output(struct rv_http_request *request, const Resvisor__V1__
                                                                                  : "application/octet-stream");
     rv_http_add_header(request, "Accept-Ranges", "bytes");
     rv_http_add_header(request, "X-Content-Type-Options", "nosniff");
-    rv_http_add_header(request, "Content-Security-Policy", "sandbox"); /* a page that a worker made may run nothing here */
+    rv_http_add_header(request, "Content-Security-Policy",
+                       "sandbox"); /* a page that a worker made may run nothing here */
 }
 
 /* ---- events ----------------------------------------------------------------------------------------------------- */
@@ -214,10 +216,9 @@ void rv_http_stream_events(struct rv_http_request *request)
         hello = NULL;
     (void)set_piece(request, hello);
     /* To HEAD, libmicrohttpd 0.9.75 would send the end of a chunked body that was not there. */
-    request->response =
-        request->head_only
-            ? MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT)
-            : MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES, read_stream, request, NULL);
+    request->response = request->head_only ? MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT)
+                                           : MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, BLOCK_BYTES,
+                                                                               read_stream, request, NULL);
     if (!request->response)
         return;
     request->status = 200;

@@ -40,7 +40,8 @@ static int take_params(struct rv_http_submit *s, json_t *value, struct rv_error 
         return BAD("params must be an object");
     if (json_object_size(value) > RV_PARAMS_MAX)
         return BAD("params has %zu entries; at most %u are allowed", json_object_size(value), RV_PARAMS_MAX);
-    json_object_foreach (value, key, item) {
+    json_object_foreach(value, key, item)
+    {
         Resvisor__V1__Param *param = &s->params[s->submit.n_params];
         char *number = s->values[s->submit.n_params];
 
@@ -77,10 +78,12 @@ static int take_payload(struct rv_http_submit *s, json_t *value, struct rv_error
 
 static int sextet(char c)
 {
-    return c >= 'A' && c <= 'Z' ? c - 'A' : c >= 'a' && c <= 'z' ? c - 'a' + 26 : c >= '0' && c <= '9' ? c - '0' + 52
-                                        : c == '+'               ? 62
-                                        : c == '/'               ? 63
-                                                                 : -1;
+    return c >= 'A' && c <= 'Z'   ? c - 'A'
+           : c >= 'a' && c <= 'z' ? c - 'a' + 26
+           : c >= '0' && c <= '9' ? c - '0' + 52
+           : c == '+'             ? 62
+           : c == '/'             ? 63
+                                  : -1;
 }
 
 /* Strict: four characters for three bytes, filled up with `=`. False = it is no base64. */
@@ -152,10 +155,10 @@ static const struct {
     const char *name;
     int (*take)(struct rv_http_submit *s, json_t *value, struct rv_error *err);
 } fields[] = {
-    {"job_id", take_job_id},       {"type", take_type},
-    {"model", take_model},         {"params", take_params},
-    {"payload", take_payload},     {"payload_base64", take_payload_base64},
-    {"priority", take_priority},   {"retry_on_worker_death", take_retry},
+    {"job_id", take_job_id},     {"type", take_type},
+    {"model", take_model},       {"params", take_params},
+    {"payload", take_payload},   {"payload_base64", take_payload_base64},
+    {"priority", take_priority}, {"retry_on_worker_death", take_retry},
     {"wait_ms", take_wait},
 };
 
@@ -175,7 +178,8 @@ int rv_http_submit_parse(const char *body, size_t length, struct rv_http_submit 
                    rv_escape(shown, sizeof(shown), where.text, strlen(where.text)));
     if (!json_is_object(ret_submit->root))
         return BAD("the body must be a JSON object");
-    json_object_foreach (ret_submit->root, key, value) {
+    json_object_foreach(ret_submit->root, key, value)
+    {
         unsigned i = 0;
         int r;
 
