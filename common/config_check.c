@@ -299,6 +299,90 @@ static void check_executor(struct rv_loader *loader, uint32_t number)
         rv_loader_problem(loader, origin, key, "%s is not a readable file", type->executor);
 }
 
+/* Keys that are for one kind of worker. */
+static const struct {
+    const char *pattern, *kind;
+} keys_of_kinds[] = {
+    {"types.*.executor", "native"},      {"types.*.models", "native"},   {"types.*.mapping", "native"},
+    {"types.*.directory", "comfyui"},    {"types.*.python", "comfyui"},  {"types.*.args", "comfyui"},
+    {"types.*.state_folder", "comfyui"}, {"types.*.pooling", "comfyui"},
+};
+
+static void check_keys_of_kind(struct rv_loader *loader, uint32_t number)
+{
+    const struct rv_config_type *type = &loader->config->config.types[number];
+    char key[RV_KEY_PATH_MAX];
+
+    for (unsigned i = 0; i < sizeof(keys_of_kinds) / sizeof(keys_of_kinds[0]); i++) {
+        struct rv_origin origin = origin_of(loader, keys_of_kinds[i].pattern, number);
+
+        if (origin.source == RV_SOURCE_DEFAULT || strcmp(keys_of_kinds[i].kind, type->kind) == 0)
+            continue;
+        rv_key_shown(rv_key_find(keys_of_kinds[i].pattern), type->name, key, sizeof(key));
+        rv_loader_problem(loader, origin, key, "is for types of kind %s, and this one is of kind %s; remove it",
+                          keys_of_kinds[i].kind, type->kind);
+    }
+}
+
+/* A name is looked up in PATH. What is found may be a link: a virtual environment's Python is one, and must stay it. */
+static char *find_program(const char *name)
+{
+    const char *path = getenv("PATH");
+    char *copy = strdup(path ? path : "/usr/local/bin:/usr/bin:/bin"), *rest = copy, *folder, *found = NULL;
+
+    while (copy && !found && (folder = strsep(&rest, ":"))) {
+        if (*folder != '/' || asprintf(&found, "%s/%s", folder, name) < 0) {
+            found = NULL;
+            continue;
+        }
+        if (access(found, X_OK) < 0) {
+            free(found);
+            found = NULL;
+        }
+    }
+    free(copy);
+    return found;
+}
+
+static void check_python(struct rv_loader *loader, uint32_t number)
+{
+    struct rv_config_type *type = &loader->config->config.types[number];
+    struct rv_origin origin = origin_of(loader, "types.*.python", number);
+    char key[RV_KEY_PATH_MAX], *found;
+
+    (void)snprintf(key, sizeof(key), "types.%s.python", type->name);
+    if (*type->python == '/') {
+        if (access(type->python, X_OK) < 0)
+            rv_loader_problem(loader, origin, key, "%s: %s; allowed: a program, or a name in PATH", type->python,
+                              strerror(errno));
+        return;
+    }
+    found = *type->python && !strchr(type->python, '/') ? find_program(type->python) : NULL;
+    if (found)
+        replace(loader, &type->python, found);
+    else
+        rv_loader_problem(loader, origin, key, "there is no such program; allowed: an absolute path, or a name in PATH");
+}
+
+static void check_comfyui(struct rv_loader *loader, uint32_t number)
+{
+    struct rv_config_type *type = &loader->config->config.types[number];
+    struct rv_origin origin = origin_of(loader, "types.*.directory", number);
+    char key[RV_KEY_PATH_MAX], path[PATH_MAX];
+
+    (void)snprintf(key, sizeof(key), "types.%s.directory", type->name);
+    if (*type->directory == '\0') {
+        rv_loader_problem(loader, loader->config->types[number].origin, key,
+                          "is missing; allowed: the folder of ComfyUI, with its main.py");
+        return;
+    }
+    (void)snprintf(path, sizeof(path), "%s/main.py", type->directory);
+    if (access(path, R_OK) < 0)
+        rv_loader_problem(loader, origin, key, "%s: %s; allowed: the folder of ComfyUI, with its main.py", path,
+                          strerror(errno));
+    check_python(loader, number);
+}
+
 static bool model_is_known(const struct rv_config *c, const char *name)
 {
     for (uint32_t i = 0; i < c->model_count; i++)
@@ -329,7 +413,11 @@ static void check_type(struct rv_loader *loader, uint32_t number)
     struct rv_config_type *type = &c->types[number];
     char key[RV_KEY_PATH_MAX];
 
-    check_executor(loader, number);
+    check_keys_of_kind(loader, number);
+    if (strcmp(type->kind, "comfyui") == 0)
+        check_comfyui(loader, number);
+    else
+        check_executor(loader, number);
     (void)snprintf(key, sizeof(key), "types.%s.models", type->name);
     for (uint32_t i = 0; i < type->model_count; i++) {
         if (!model_is_known(c, type->models[i]))

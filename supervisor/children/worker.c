@@ -167,6 +167,7 @@ static void on_exit_worker(struct rv_supervisor *s, struct rv_child *child, cons
     rv_log(as_asked ? RV_LOG_INFO : RV_LOG_WARNING, "worker %s %s; %s", w->record->id, w->record->last_exit, v.next);
     rv_router_worker_gone(s, w->record->id, child->process->incarnation, report->text, v.next);
     w->record->job[0] = '\0';
+    w->record->detail[0] = '\0';
     w->record->ready_us = 0;
     w->record->start_again = false;
     set_state(w, v.state);
@@ -195,16 +196,17 @@ static void start(struct rv_worker *w)
 {
     struct rv_supervisor *s = w->supervisor;
     const struct rv_worker_kind *kind = rv_worker_kind_by_name(w->type->kind);
-    char path[RV_PATH_MAX], id[128], type[128], incarnation[64], socket[RV_PATH_MAX + 64];
+    struct rv_worker_command command = {.path = ""};
+    char id[128], type[128], incarnation[64], socket[RV_PATH_MAX + 64];
     char *own_env[RV_ENV_MAX] = {NULL};
-    const char *argv[RV_WORKER_ARGS_MAX + 1], *env[RV_SPAWN_ENV_MAX + 1];
+    const char *env[RV_SPAWN_ENV_MAX + 1];
     struct rv_error err = {0};
     unsigned n = 0;
     int r = 0;
 
     if (s->stopping)
         return;
-    if (!kind || kind->command(w->type, path, sizeof(path), argv, &err) < 0) {
+    if (!kind || kind->command(w->type, &command, &err) < 0) {
         spawn_failed(w, &err);
         return;
     }
@@ -228,8 +230,9 @@ static void start(struct rv_worker *w)
     }
     env[n] = NULL;
     if (r >= 0)
-        r = rv_child_spawn(s, &w->child, &(struct rv_spawn_options){RV_CHILD_WORKER, w->record->id, path, argv, env},
-                           &err);
+        r = rv_child_spawn(
+            s, &w->child,
+            &(struct rv_spawn_options){RV_CHILD_WORKER, w->record->id, command.path, command.argv, env}, &err);
     for (uint32_t i = 0; i < w->type->env_count; i++)
         free(own_env[i]);
     if (r < 0) {
@@ -245,15 +248,14 @@ static void start(struct rv_worker *w)
 
 void rv_worker_on_ready(struct rv_supervisor *s, struct rv_worker *w, const Rv__WorkerReady *message)
 {
-    char detail[256];
-
     if (w->record->state != RV_WORKER_STARTING)
         return;
+    rv_escape(w->record->detail, sizeof(w->record->detail), message->detail, strlen(message->detail));
     w->record->ready_us = rv_now_us();
     set_state(w, RV_WORKER_READY);
     rv_log_info("worker %s is ready after %.2f s: %s", w->record->id,
                 (double)(w->record->ready_us - w->child.process->started_us) / (double)RV_SEC,
-                rv_escape(detail, sizeof(detail), message->detail, strlen(message->detail)));
+                w->record->detail);
     rv_router_connect_worker(s, w);
     restart_waits_check(s);
 }
@@ -559,6 +561,7 @@ void rv_worker_get_facts(const struct rv_worker *w, struct rv_worker_facts *ret_
         .started_us = w->child.process->started_us,
         .starts = w->record->starts,
         .last_exit = w->record->last_exit,
+        .detail = w->record->detail,
         .job = w->record->job,
         .session = w->child.session,
         .log = w->child.log,
