@@ -32,14 +32,15 @@ struct rv_config_model { /* models.NAME */
 
 struct rv_config_type { /* types.NAME */
     char *name;
-    char *kind;                           /* worker kind: "native", "comfyui" */
-    char *executor;                       /* native: a name (libexec of the installation) or an absolute path to a .so */
-    char *directory;                      /* comfyui: the folder with its main.py, absolute */
-    char *python;                         /* comfyui: the interpreter, absolute after the check */
-    char *args[RV_TYPE_ARGS_MAX];         /* comfyui: arguments of main.py */
+    char *kind;                           /* worker kind: "native", "python", "comfyui" */
+    char *executor;                       /* a name (libexec of the installation) or an absolute path to a .so; kind native */
+    char *python;                         /* absolute path of the interpreter; kinds python and comfyui */
+    char *script;                         /* absolute; kind python */
+    char *args[RV_TYPE_ARGS_MAX];         /* of the script, or of ComfyUI's main.py */
     uint32_t arg_count;
-    char *state_folder;                   /* comfyui: what each worker has of its own lies below; "" = the launcher's default */
-    char *pooling;                        /* comfyui: "preferred", "required" */
+    char *directory;                      /* absolute, holds main.py; kind comfyui, as the next two */
+    char *state_folder;                   /* absolute; what each worker has of its own lies below; "" = the launcher's default */
+    char *pooling;                        /* "preferred", "required" */
     char *models[RV_TYPE_MODELS_MAX];     /* configured names; attached by each worker in this order */
     uint32_t model_count;
     uint32_t workers;                     /* 1 to RV_WORKERS_PER_TYPE_MAX */

@@ -32,20 +32,18 @@ int rv_router_link_init(struct rv_supervisor *s);
 void rv_router_link_fini(struct rv_supervisor *s);
 void rv_logs_fini(struct rv_supervisor *s);
 
-#define RV_WORKER_ARGS_MAX (16u + 2u * RV_TYPE_MODELS_MAX + RV_TYPE_ARGS_MAX)
-
-/* What to execute. The pointers of argv are the configuration's texts, or point into the buffers here. */
-struct rv_worker_command {
-    char path[RV_PATH_MAX], script[RV_PATH_MAX], main[RV_PATH_MAX + 16];
-    const char *argv[RV_WORKER_ARGS_MAX + 1];
-};
-
 /* The process of a worker as the kind of its type wants it started: the table of worker kinds is in worker_kinds.c. */
 struct rv_worker_kind {
     const char *name;
-    /* Fills the command (its argv at most RV_WORKER_ARGS_MAX pointers). 0 or negative errno with err. */
-    int (*command)(const struct rv_config_type *type, struct rv_worker_command *command, struct rv_error *err);
+    /* Fills path and argv (texts owned by storage, at most RV_WORKER_ARGS_MAX pointers). 0 or negative errno with err. */
+    int (*command)(const struct rv_config_type *type, char *path, size_t path_size, const char **argv,
+                   struct rv_error *err);
+    /* Adds "KEY=value" texts that the caller frees, at most RV_KIND_ENV_MAX, and counts them in *ret_count, also on
+     * failure. They go before the type's own. 0 or negative errno with err. NULL = none. */
+    int (*environment)(const struct rv_config_type *type, char **env, unsigned *ret_count, struct rv_error *err);
 };
+#define RV_WORKER_ARGS_MAX (8u + 2u * RV_TYPE_MODELS_MAX + RV_TYPE_ARGS_MAX)
+#define RV_KIND_ENV_MAX 8u
 
 const struct rv_worker_kind *rv_worker_kind_by_name(const char *name);
 

@@ -192,21 +192,46 @@ static void spawn_failed(struct rv_worker *w, const struct rv_error *err)
     arm(w, SPAWN_RETRY_US);
 }
 
+/* What its kind sets, then the type's env without what the kind has merged already. The caller frees the texts. */
+static int own_environment(const struct rv_config_type *type, const struct rv_worker_kind *kind, char **env,
+                           unsigned *ret_count, struct rv_error *err)
+{
+    unsigned of_kind;
+    int r = kind->environment ? kind->environment(type, env, ret_count, err) : 0;
+
+    of_kind = *ret_count;
+    for (uint32_t i = 0; i < type->env_count && r >= 0; i++) {
+        size_t length = strlen(type->env[i].key);
+        bool merged = false;
+
+        for (unsigned k = 0; k < of_kind; k++)
+            merged |= strncmp(env[k], type->env[i].key, length) == 0 && env[k][length] == '=';
+        if (merged)
+            continue;
+        r = asprintf(&env[*ret_count], "%s=%s", type->env[i].key, type->env[i].value);
+        if (r < 0)
+            rv_error_set(err, ENOMEM, ERROR(NO_MEMORY), "no memory for its environment");
+        else
+            (*ret_count)++;
+    }
+    return r < 0 ? r : 0;
+}
+
 static void start(struct rv_worker *w)
 {
     struct rv_supervisor *s = w->supervisor;
     const struct rv_worker_kind *kind = rv_worker_kind_by_name(w->type->kind);
-    struct rv_worker_command command = {.path = ""};
-    char id[128], type[128], incarnation[64], socket[RV_PATH_MAX + 64];
-    char *own_env[RV_ENV_MAX] = {NULL};
-    const char *env[RV_SPAWN_ENV_MAX + 1];
+    char path[RV_PATH_MAX], id[128], type[128], incarnation[64], socket[RV_PATH_MAX + 64];
+    char *own_env[RV_KIND_ENV_MAX + RV_ENV_MAX] = {NULL};
+    unsigned own_count = 0;
+    const char *argv[RV_WORKER_ARGS_MAX + 1], *env[RV_SPAWN_ENV_MAX + 1];
     struct rv_error err = {0};
     unsigned n = 0;
     int r = 0;
 
     if (s->stopping)
         return;
-    if (!kind || kind->command(w->type, &command, &err) < 0) {
+    if (!kind || kind->command(w->type, path, sizeof(path), argv, &err) < 0) {
         spawn_failed(w, &err);
         return;
     }
@@ -220,20 +245,14 @@ static void start(struct rv_worker *w)
     env[n++] = type;
     env[n++] = incarnation;
     env[n++] = socket;
-    for (uint32_t i = 0; i < w->type->env_count && r >= 0; i++) {
-        r = asprintf(&own_env[i], "%s=%s", w->type->env[i].key, w->type->env[i].value);
-        if (r < 0) {
-            own_env[i] = NULL;
-            rv_error_set(&err, ENOMEM, ERROR(NO_MEMORY), "no memory for its environment");
-        }
+    r = own_environment(w->type, kind, own_env, &own_count, &err);
+    for (unsigned i = 0; i < own_count; i++)
         env[n++] = own_env[i];
-    }
     env[n] = NULL;
     if (r >= 0)
-        r = rv_child_spawn(
-            s, &w->child,
-            &(struct rv_spawn_options){RV_CHILD_WORKER, w->record->id, command.path, command.argv, env}, &err);
-    for (uint32_t i = 0; i < w->type->env_count; i++)
+        r = rv_child_spawn(s, &w->child, &(struct rv_spawn_options){RV_CHILD_WORKER, w->record->id, path, argv, env},
+                           &err);
+    for (unsigned i = 0; i < own_count; i++)
         free(own_env[i]);
     if (r < 0) {
         spawn_failed(w, &err);

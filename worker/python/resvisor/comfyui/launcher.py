@@ -125,7 +125,9 @@ def _port(arguments: list[str], worker: str) -> int:
 class Launcher:
     def __init__(self, worker: Worker, options: argparse.Namespace) -> None:
         self.worker = worker
-        self.main = pathlib.Path(options.main)
+        self.main = pathlib.Path(os.path.abspath(options.main))
+        if self.main.is_dir():
+            self.main /= "main.py"
         self.directory = self.main.parent
         self.required = options.pooling == "required"
         self.arguments: list[str] = list(options.arguments)
@@ -145,7 +147,7 @@ class Launcher:
         self.server.install()
         threading.Thread(target=self._serve, name="resvisor-jobs", daemon=True).start()
         os.chdir(self.directory)
-        sys.path.insert(0, str(self.directory))
+        sys.path[0] = str(self.directory)  # `python -m` has put the working folder there
         sys.argv = [str(self.main), *self.arguments]
         runpy.run_path(str(self.main), run_name="__main__")
         return 0
@@ -209,7 +211,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--state", default="", metavar="DIR", help="below it each worker has folders of its own")
     parser.add_argument("--pooling", default="preferred", choices=("preferred", "required"))
-    parser.add_argument("main", metavar="MAIN.PY", help="ComfyUI's main.py")
+    parser.add_argument("main", metavar="MAIN.PY", help="ComfyUI's main.py, or its folder")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
     return parser.parse_args(arguments)
 
