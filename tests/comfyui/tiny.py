@@ -1,7 +1,6 @@
 """Tiny models that the real ComfyUI takes for real ones, and the graphs that use them. Nothing is downloaded.
 
-Keys and shapes are those that ComfyUI's detection looks for: a Flux of any width, a Wan of one head, and the small
-autoencoders of both. Weights are seeded noise, so what comes out is noise too, but always the same.
+Keys and shapes are those that ComfyUI's detection looks for: a Wan of one head and a small autoencoder. Weights are seeded noise, so what comes out is noise too, but always the same.
 """
 
 import json
@@ -9,7 +8,7 @@ import json
 import numpy
 from safetensors.numpy import save_file
 
-CONTEXT = 1024  # width of LotusConditioning's fixed text embedding
+CONTEXT = 4096  # width of a Wan's text embedding
 
 
 class _Weights:
@@ -34,58 +33,8 @@ class _Weights:
             self.add(f"{name}.bias", out)
 
 
-def flux(width=128, double=1, single=1, seed=1):
-    """A Flux of width 128 * heads: about (36 * double + 15 * single) * width ** 2 parameters."""
-    w = _Weights(seed)
-    w.linear("img_in", width, 64)
-    w.linear("txt_in", width, CONTEXT)
-    w.linear("time_in.in_layer", width, 256)
-    w.linear("time_in.out_layer", width, width)
-    for i in range(double):
-        for side in ("img", "txt"):
-            base = f"double_blocks.{i}.{side}"
-            w.linear(f"{base}_mod.lin", 6 * width, width)
-            w.linear(f"{base}_attn.qkv", 3 * width, width)
-            w.linear(f"{base}_attn.proj", width, width)
-            w.ones(f"{base}_attn.norm.query_norm.scale", 128)
-            w.ones(f"{base}_attn.norm.key_norm.scale", 128)
-            w.linear(f"{base}_mlp.0", 4 * width, width)
-            w.linear(f"{base}_mlp.2", width, 4 * width)
-    for i in range(single):
-        base = f"single_blocks.{i}"
-        w.linear(f"{base}.linear1", 7 * width, width)
-        w.linear(f"{base}.linear2", width, 5 * width)
-        w.ones(f"{base}.norm.query_norm.scale", 128)
-        w.ones(f"{base}.norm.key_norm.scale", 128)
-        w.linear(f"{base}.modulation.lin", 3 * width, width)
-    w.linear("final_layer.linear", 64, width)
-    w.linear("final_layer.adaLN_modulation.1", 2 * width, width)
-    return w.found
-
-
-def lora(width=128, rank=4, seed=5):
-    """A LoRA of one matrix of that Flux."""
-    w = _Weights(seed, scale=0.5)
-    w.add("diffusion_model.double_blocks.0.img_attn.qkv.lora_up.weight", 3 * width, rank)
-    w.add("diffusion_model.double_blocks.0.img_attn.qkv.lora_down.weight", rank, width)
-    return w.found
-
-
-def taesd(channels, decoder, seed):
-    w = _Weights(seed, scale=0.05)
-    first, last, plain = ("1", "19", ("7", "12", "17")) if decoder else ("0", "14", ("2", "6", "10"))
-    blocks = (3, 4, 5, 8, 9, 10, 13, 14, 15, 18) if decoder else (1, 3, 4, 5, 7, 8, 9, 11, 12, 13)
-    w.conv(first, 64, channels if decoder else 3, 3, 3)
-    for block in blocks:
-        for part in (0, 2, 4):
-            w.conv(f"{block}.conv.{part}", 64, 64, 3, 3)
-    for number in plain:
-        w.conv(number, 64, 64, 3, 3, bias=False)
-    w.conv(last, 3 if decoder else channels, 64, 3, 3)
-    return w.found
-
-
 def wan(width=128, layers=1, ffn=256, seed=9):
+    """A Wan of width 128 * heads."""
     w = _Weights(seed)
     w.conv("patch_embedding", width, 16, 1, 2, 2)
     w.linear("text_embedding.0", width, CONTEXT)
@@ -110,13 +59,34 @@ def wan(width=128, layers=1, ffn=256, seed=9):
     return w.found
 
 
-def write(folder, width=128, double=1, single=1):
-    """A models folder of ComfyUI: flux.safetensors, wan.safetensors, lora.safetensors, and taef1."""
+def lora(width=128, rank=4, seed=5):
+    """A LoRA of one matrix of that Wan."""
+    w = _Weights(seed, scale=0.5)
+    w.add("diffusion_model.blocks.0.self_attn.q.lora_up.weight", width, rank)
+    w.add("diffusion_model.blocks.0.self_attn.q.lora_down.weight", rank, width)
+    return w.found
+
+
+def taesd(channels, decoder, seed):
+    w = _Weights(seed, scale=0.05)
+    first, last, plain = ("1", "19", ("7", "12", "17")) if decoder else ("0", "14", ("2", "6", "10"))
+    blocks = (3, 4, 5, 8, 9, 10, 13, 14, 15, 18) if decoder else (1, 3, 4, 5, 7, 8, 9, 11, 12, 13)
+    w.conv(first, 64, channels if decoder else 3, 3, 3)
+    for block in blocks:
+        for part in (0, 2, 4):
+            w.conv(f"{block}.conv.{part}", 64, 64, 3, 3)
+    for number in plain:
+        w.conv(number, 64, 64, 3, 3, bias=False)
+    w.conv(last, 3 if decoder else channels, 64, 3, 3)
+    return w.found
+
+
+def write(folder, width=128, layers=1):
+    """A models folder of ComfyUI: image.safetensors, video.safetensors, lora.safetensors, and taef1."""
     for sub in ("diffusion_models", "vae_approx", "loras", "vae", "checkpoints"):
         (folder / sub).mkdir(parents=True, exist_ok=True)
-    save_file(flux(width, double, single), folder / "diffusion_models" / "flux.safetensors")
-    config = json.dumps({"transformer": {"text_dim": CONTEXT}})
-    save_file(wan(), folder / "diffusion_models" / "wan.safetensors", metadata={"config": config})
+    save_file(wan(width, layers, seed=1), folder / "diffusion_models" / "image.safetensors")
+    save_file(wan(width, layers, seed=2), folder / "diffusion_models" / "video.safetensors")
     save_file(lora(width), folder / "loras" / "lora.safetensors")
     for decoder in (False, True):
         name = f"taef1_{'decoder' if decoder else 'encoder'}.safetensors"
@@ -126,11 +96,14 @@ def write(folder, width=128, double=1, single=1):
 # ---- graphs ----
 
 
-def image(seed=1, steps=1, model="flux.safetensors", prefix="image", latent=True, size=64):
-    graph = {
+def image(seed=1, steps=1, model="image.safetensors", prefix="image", frames=1):
+    return {
         "1": {"class_type": "UNETLoader", "inputs": {"unet_name": model, "weight_dtype": "default"}},
-        "2": {"class_type": "LotusConditioning", "inputs": {}},
-        "3": {"class_type": "EmptySD3LatentImage", "inputs": {"width": size, "height": size, "batch_size": 1}},
+        "2": {"class_type": "TestConditioning", "inputs": {"width": CONTEXT}},
+        "3": {
+            "class_type": "EmptyHunyuanLatentVideo",
+            "inputs": {"width": 64, "height": 64, "length": frames, "batch_size": 1},
+        },
         "4": {
             "class_type": "KSampler",
             "inputs": {
@@ -139,23 +112,30 @@ def image(seed=1, steps=1, model="flux.safetensors", prefix="image", latent=True
             },
         },
         "5": {"class_type": "VAELoader", "inputs": {"vae_name": "taef1"}},
-        "6": {"class_type": "VAEDecode", "inputs": {"samples": ["4", 0], "vae": ["5", 0]}},
-        "7": {"class_type": "SaveImage", "inputs": {"images": ["6", 0], "filename_prefix": prefix}},
+        "6": {"class_type": "TestFrames", "inputs": {"samples": ["4", 0]}},
+        "7": {"class_type": "VAEDecode", "inputs": {"samples": ["6", 0], "vae": ["5", 0]}},
+        "8": {"class_type": "SaveImage", "inputs": {"images": ["7", 0], "filename_prefix": prefix}},
+        "9": {"class_type": "SaveLatent", "inputs": {"samples": ["4", 0], "filename_prefix": f"{prefix}-latent"}},
     }  # fmt: skip
-    if latent:
-        graph["8"] = {"class_type": "SaveLatent", "inputs": {"samples": ["4", 0], "filename_prefix": f"{prefix}-latent"}}
-    return graph
 
 
 def video(seed=1, prefix="video"):
-    graph = image(seed, model="wan.safetensors", prefix=prefix)
-    graph["3"] = {
-        "class_type": "EmptyHunyuanLatentVideo", "inputs": {"width": 64, "height": 64, "length": 5, "batch_size": 1}
+    """An animation, by a model of its own."""
+    graph = image(seed, model="video.safetensors", prefix=prefix, frames=5)
+    del graph["9"]
+    graph["8"] = {
+        "class_type": "SaveAnimatedWEBP",
+        "inputs": {
+            "images": ["7", 0], "filename_prefix": prefix, "fps": 6.0, "lossless": True, "quality": 80,
+            "method": "default",
+        },
     }  # fmt: skip
-    graph["6"] = {"class_type": "SaveLatent", "inputs": {"samples": ["4", 0], "filename_prefix": prefix}}
-    for node in ("5", "7", "8"):
-        del graph[node]
     return graph
+
+
+def node(kind, **inputs):
+    """A prompt of one output node of the test pack."""
+    return {"1": {"class_type": kind, "inputs": inputs}}
 
 
 def with_lora(graph, strength=1.0):
