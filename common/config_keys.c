@@ -86,8 +86,8 @@ static const struct rv_key keys[] = {
      "Kind of worker: `native` runs an executor, `python` a script that uses `resvisor.worker`, `comfyui` a ComfyUI of "
      "your own (see comfyui.md)."},
     {"types.*.executor", RV_KEY_STRING, TYPE(executor), TEXT, "",
-     "Kind `native` only, and required there. The executor: a name such as `image`, looked up among the installed ones, "
-     "or the absolute path of a `.so` file."},
+     "Kind `native` only, and required there. The executor: a name such as `image`, looked up among the installed "
+     "ones, or the absolute path of a `.so` file."},
     {"types.*.script", RV_KEY_PATH, TYPE(script), TEXT, "",
      "Kind `python` only, and required there. The worker's Python script. A relative one is relative to the "
      "configuration file."},
@@ -158,6 +158,41 @@ unsigned rv_key_number(const struct rv_key *key)
         if (k->scope == key->scope)
             number++;
     return number;
+}
+
+/* ---- kinds of worker -------------------------------------------------------------------------------------------- */
+
+/* Keys that only some kinds of worker have; the others are for all. */
+static const struct {
+    const char *pattern;
+    const char *kinds; /* "a|b" */
+} kind_keys[] = {
+    {"types.*.executor", "native"},      {"types.*.script", "python"},
+    {"types.*.python", "python|comfyui"}, {"types.*.args", "python|comfyui"},
+    {"types.*.models", "native|python"}, {"types.*.mapping", "native|python"},
+    {"types.*.directory", "comfyui"},    {"types.*.state_folder", "comfyui"},
+    {"types.*.pooling", "comfyui"},
+};
+
+const char *rv_key_kinds(const struct rv_key *key)
+{
+    for (unsigned i = 0; i < sizeof(kind_keys) / sizeof(kind_keys[0]); i++)
+        if (strcmp(kind_keys[i].pattern, key->pattern) == 0)
+            return kind_keys[i].kinds;
+    return NULL;
+}
+
+bool rv_key_is_of_kind(const struct rv_key *key, const char *kind)
+{
+    const char *words = rv_key_kinds(key);
+    size_t n = strlen(kind);
+
+    if (!words)
+        return true;
+    for (; *words; words += strcspn(words, "|"), words += *words == '|')
+        if (strncmp(words, kind, n) == 0 && (words[n] == '|' || words[n] == '\0'))
+            return true;
+    return false;
 }
 
 bool rv_key_is_section(const char *pattern)
