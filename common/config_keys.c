@@ -102,9 +102,10 @@ static const struct rv_key keys[] = {
      "Kind `comfyui` only. Where each worker has its own temporary, user and database folders. Empty means "
      "`$STATE_DIRECTORY`, else `/var/lib/resvisor` for root, else `$XDG_STATE_HOME/resvisor`, else "
      "`~/.local/state/resvisor`."},
-    {"types.*.pooling", RV_KEY_WORD, TYPE(pooling), 0, 0, false, "preferred|required", "preferred",
+    {"types.*.pooling", RV_KEY_WORD, TYPE(pooling), 0, 0, false, "preferred|required|off", "preferred",
      "Kind `comfyui` only. What happens when ComfyUI's loader cannot be connected with the pool: `preferred` leaves it "
-     "to ComfyUI's own loader and shows `unpooled` with the reason, `required` makes the worker FAILED."},
+     "to ComfyUI's own loader and shows `unpooled` with the reason, `required` makes the worker FAILED. `off` never "
+     "connects it, for comparison."},
     {"types.*.models", RV_KEY_LIST, TYPE_LIST(models, model_count), 0, RV_TYPE_MODELS_MAX, false, NULL, "",
      "Names of models that each worker attaches at start, in this order. Jobs use the first unless they name another."},
     {"types.*.workers", RV_KEY_UINT, TYPE(workers), 1, RV_WORKERS_PER_TYPE_MAX, false, NULL, "1",
