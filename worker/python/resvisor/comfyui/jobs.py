@@ -3,10 +3,11 @@
 import json
 import threading
 import time
+import traceback
 import uuid
 from typing import Any
 
-from .. import ErrorCode
+from .. import Error, ErrorCode
 from ..worker import Job, JobCancelled
 from . import files
 from .report import log
@@ -163,11 +164,17 @@ class Jobs:
         except PromptThreadDied as error:
             job.fail(str(error))
             raise
-        except ServerError as error:
-            log(f"job {job.id} failed: {error}")
-            job.fail(str(error))
         except files.Missing as error:
             job.fail(f"an output is missing: {error}")
+        except Error as error:
+            log(f"job {job.id} failed: {error}")
+            job.fail(str(error), error.code)
+        except (ServerError, OSError) as error:
+            log(f"job {job.id} failed: {error}")
+            job.fail(str(error))
+        except Exception as error:  # a fault here, or an answer of ComfyUI that nobody foresaw: the next job may do better
+            traceback.print_exc()
+            job.fail(f"{type(error).__name__}: {error}")
 
     def _execute(self, job: Job, body: dict[str, Any]) -> dict[str, Any]:
         """The prompt's entry of the history."""

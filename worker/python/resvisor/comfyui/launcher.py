@@ -163,8 +163,7 @@ class Launcher:
             jobs = Jobs(self.server, self._prompt_thread())
             self.worker.ready(self._handshake())
             while (job := self.worker.next()) is not None:
-                with job:
-                    jobs.run(job)
+                jobs.run(job)
             os.kill(os.getpid(), signal.SIGINT)
         except PromptThreadDied as error:
             log(f"{error}")
