@@ -94,6 +94,7 @@ class Server:
         except Exception as error:
             self.problem = f"ComfyUI's server is not as expected: {type(error).__name__}: {error}"
             log(self.problem)
+            self.serving.set()  # nobody shall wait for what cannot come
 
     def _give_socket(self, module: ModuleType) -> None:
         """The first site that ComfyUI opens at our address gets our socket; then everything is as before."""
