@@ -63,6 +63,26 @@ def test_every_function_of_the_header_is_declared_with_as_many_arguments():
     assert {name: count for name, count in wanted.items() if name not in unused} == found
 
 
+def test_structs_have_the_layout_of_the_header(tmp_path):
+    code = """
+        import ctypes, json
+        from resvisor import _library as l
+        named = {"rv_failure": l.Failure, "rv_attach_options": l.AttachOptions, "rv_lease_info": l.LeaseInfo, "rv_tensor": l.RawTensor}
+        print(json.dumps({name: [ctypes.sizeof(c), {f: [getattr(c, f).offset, getattr(c, f).size] for f, _ in c._fields_}] for name, c in named.items()}))
+    """
+    found = run_python(None, code)
+    lines = []
+    for struct, (_, fields) in found.items():
+        lines.append(f'printf("%zu\\n", sizeof(struct {struct}));')
+        lines += [f'printf("%zu %zu\\n", offsetof(struct {struct}, {f}), sizeof(((struct {struct} *)0)->{f}));' for f in fields]
+    (tmp_path / "layout.c").write_text("#include <resvisor.h>\n#include <stdio.h>\nint main(void) {\n" + "\n".join(lines) + "\n}\n")
+    subprocess.run(["cc", f"-I{ROOT}/worker/include", tmp_path / "layout.c", "-o", tmp_path / "layout"], check=True)
+    wanted = []
+    for size, fields in found.values():
+        wanted += [str(size), *(f"{offset} {length}" for offset, length in fields.values())]
+    assert subprocess.run([tmp_path / "layout"], check=True, capture_output=True, text=True).stdout.split("\n")[:-1] == wanted
+
+
 def test_versions_are_equal():
     version = re.search(r"project\(resvisor VERSION ([\d.]+)", (ROOT / "CMakeLists.txt").read_text())[1]
     assert f'version = "{version}"' in (SOURCES / "pyproject.toml").read_text()

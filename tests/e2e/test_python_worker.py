@@ -295,6 +295,17 @@ def test_wrong_configuration_is_named(tmp_path, keys, text):
     assert text in found
 
 
+def test_the_configuration_of_the_document_is_good(tmp_path):
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "models").mkdir()
+    models.write_plain(tmp_path / "models" / "spare.safetensors", mib=1)
+    (tmp_path / "worker.py").write_text("")
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "c.yaml").write_text("model_folders: [models]\nmodels: {spare: spare.safetensors}\n" + block)
+    assert "good, 1 models, 1 workflow types" in run_program("check", "-c", tmp_path / "c.yaml").stdout
+
+
 def test_relative_paths_and_the_default_interpreter(tmp_path):
     shown = check(tmp_path, ["kind: python", "script: s.py"], ok=True)
     assert re.search(rf"types\.py\.script +{re.escape(str(tmp_path))}/s\.py", shown)
