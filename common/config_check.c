@@ -369,19 +369,12 @@ static bool is_file(const char *path, int mode)
     return access(path, mode) == 0;
 }
 
-static void check_python(struct rv_loader *loader, uint32_t number)
+static void check_interpreter(struct rv_loader *loader, uint32_t number)
 {
     struct rv_config_type *type = &loader->config->config.types[number];
     struct rv_origin origin = origin_of(loader, "types.*.python", number);
     char key[RV_KEY_PATH_MAX], *found = NULL;
 
-    (void)snprintf(key, sizeof(key), "types.%s.script", type->name);
-    if (*type->script == '\0')
-        rv_loader_problem(loader, loader->config->types[number].origin, key,
-                          "is missing; allowed: the path of a Python script");
-    else if (!is_file(type->script, R_OK))
-        rv_loader_problem(loader, origin_of(loader, "types.*.script", number), key,
-                          "%s: %s; allowed: the path of a Python script", type->script, strerror(errno));
     (void)snprintf(key, sizeof(key), "types.%s.python", type->name);
     if (*type->python != '\0' && !strchr(type->python, '/')) {
         found = find_in_path(type->python);
@@ -404,6 +397,37 @@ static void check_python(struct rv_loader *loader, uint32_t number)
                           type->python, strerror(errno));
 }
 
+static void check_python(struct rv_loader *loader, uint32_t number)
+{
+    struct rv_config_type *type = &loader->config->config.types[number];
+    char key[RV_KEY_PATH_MAX];
+
+    (void)snprintf(key, sizeof(key), "types.%s.script", type->name);
+    if (*type->script == '\0')
+        rv_loader_problem(loader, loader->config->types[number].origin, key,
+                          "is missing; allowed: the path of a Python script");
+    else if (!is_file(type->script, R_OK))
+        rv_loader_problem(loader, origin_of(loader, "types.*.script", number), key,
+                          "%s: %s; allowed: the path of a Python script", type->script, strerror(errno));
+    check_interpreter(loader, number);
+}
+
+static void check_comfyui(struct rv_loader *loader, uint32_t number)
+{
+    struct rv_config_type *type = &loader->config->config.types[number];
+    char key[RV_KEY_PATH_MAX], path[PATH_MAX];
+    int n = snprintf(path, sizeof(path), "%s/main.py", type->directory);
+
+    (void)snprintf(key, sizeof(key), "types.%s.directory", type->name);
+    if (*type->directory == '\0')
+        rv_loader_problem(loader, loader->config->types[number].origin, key,
+                          "is missing; allowed: the folder of ComfyUI, with its main.py");
+    else if (n < 0 || (size_t)n >= sizeof(path) || !is_file(path, R_OK))
+        rv_loader_problem(loader, origin_of(loader, "types.*.directory", number), key,
+                          "%s: %s; allowed: the folder of ComfyUI, with its main.py", path, strerror(errno));
+    check_interpreter(loader, number);
+}
+
 /* ---- worker kinds ------------------------------------------------------------------------------------------------ */
 
 static const struct {
@@ -412,6 +436,7 @@ static const struct {
 } kind_checks[] = {
     {"native", check_executor},
     {"python", check_python},
+    {"comfyui", check_comfyui},
 };
 
 static void check_kind(struct rv_loader *loader, uint32_t number)

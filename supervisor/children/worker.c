@@ -167,6 +167,7 @@ static void on_exit_worker(struct rv_supervisor *s, struct rv_child *child, cons
     rv_log(as_asked ? RV_LOG_INFO : RV_LOG_WARNING, "worker %s %s; %s", w->record->id, w->record->last_exit, v.next);
     rv_router_worker_gone(s, w->record->id, child->process->incarnation, report->text, v.next);
     w->record->job[0] = '\0';
+    w->record->detail[0] = '\0';
     w->record->ready_us = 0;
     w->record->start_again = false;
     set_state(w, v.state);
@@ -266,15 +267,14 @@ static void start(struct rv_worker *w)
 
 void rv_worker_on_ready(struct rv_supervisor *s, struct rv_worker *w, const Rv__WorkerReady *message)
 {
-    char detail[256];
-
     if (w->record->state != RV_WORKER_STARTING)
         return;
+    rv_escape(w->record->detail, sizeof(w->record->detail), message->detail, strlen(message->detail));
     w->record->ready_us = rv_now_us();
     set_state(w, RV_WORKER_READY);
     rv_log_info("worker %s is ready after %.2f s: %s", w->record->id,
                 (double)(w->record->ready_us - w->child.process->started_us) / (double)RV_SEC,
-                rv_escape(detail, sizeof(detail), message->detail, strlen(message->detail)));
+                w->record->detail);
     rv_router_connect_worker(s, w);
     restart_waits_check(s);
 }
@@ -580,6 +580,7 @@ void rv_worker_get_facts(const struct rv_worker *w, struct rv_worker_facts *ret_
         .started_us = w->child.process->started_us,
         .starts = w->record->starts,
         .last_exit = w->record->last_exit,
+        .detail = w->record->detail,
         .job = w->record->job,
         .session = w->child.session,
         .log = w->child.log,

@@ -49,6 +49,27 @@ static int python_command(const struct rv_config_type *type, char *path, size_t 
     return 0;
 }
 
+/* PYTHON -m resvisor.comfyui --state FOLDER --pooling P DIRECTORY ARGS… */
+static int comfyui_command(const struct rv_config_type *type, char *path, size_t path_size, const char **argv,
+                           struct rv_error *err)
+{
+    const char *const first[] = {type->python,  "-m",        "resvisor.comfyui", "--state", type->state_folder,
+                                 "--pooling", type->pooling, type->directory};
+    unsigned n = 0;
+
+    if (strlen(type->python) >= path_size)
+        return rv_error_set(err, ENAMETOOLONG, RESVISOR__V1__ERROR_CODE__ERROR_CONFIG, "the path of python is too long");
+    memcpy(path, type->python, strlen(type->python) + 1);
+    while (n < sizeof(first) / sizeof(first[0])) {
+        argv[n] = first[n];
+        n++;
+    }
+    for (uint32_t i = 0; i < type->arg_count; i++)
+        argv[n++] = type->args[i];
+    argv[n] = NULL;
+    return 0;
+}
+
 static const char *own_value(const struct rv_config_type *type, const char *key)
 {
     for (uint32_t i = 0; i < type->env_count; i++)
@@ -109,6 +130,7 @@ static int python_environment(const struct rv_config_type *type, char **env, uns
 static const struct rv_worker_kind kinds[] = {
     {"native", native_command, NULL},
     {"python", python_command, python_environment},
+    {"comfyui", comfyui_command, python_environment},
 };
 
 const struct rv_worker_kind *rv_worker_kind_by_name(const char *name)

@@ -354,7 +354,14 @@ static void test_what_refers_to_something_is_checked(void **state)
     refused("types: {a: {kind: python, script: c.yaml, python: no-such-python}}\n",
             "no program \"no-such-python\" is in PATH");
     refused("types: {a: {kind: python, script: c.yaml, executor: image}}\n", "allowed with kind: native");
-    refused("types: {a: {executor: image, args: [x]}}\n", "allowed with kind: python");
+    refused("types: {a: {executor: image, args: [x]}}\n", "allowed with kind: python|comfyui");
+    refused("types: {a: {kind: comfyui}}\n", "c.yaml:1: types.a.directory: is missing");
+    refused("types: {a: {kind: comfyui, directory: models}}\n", "main.py: No such file");
+    refused("types: {a: {kind: comfyui, directory: ., executor: image}}\n", "allowed with kind: native");
+    refused("types: {a: {kind: comfyui, directory: ., script: c.yaml}}\n", "allowed with kind: python");
+    refused("types: {a: {kind: comfyui, directory: ., models: []}}\n", "allowed with kind: native|python");
+    refused("types: {a: {kind: comfyui, directory: ., pooling: never}}\n", "preferred, required");
+    refused("types: {a: {kind: python, script: c.yaml, directory: .}}\n", "allowed with kind: comfyui");
     refused("types: {a: {executor: /tmp}}\n", "/tmp is not a readable file");
     (void)snprintf(text, sizeof(text),
                    "model_folders: [models]\nmodels: {first: a.safetensors}\n"
