@@ -13,6 +13,8 @@ import time
 
 import pytest
 
+from harness.jobs import Jobs
+
 HERE = pathlib.Path(__file__).resolve().parent
 COMFYUI = pathlib.Path(os.environ.get("RESVISOR_COMFYUI", "/nonexistent"))
 START_S = 100
@@ -21,8 +23,6 @@ if importlib.util.find_spec("torch") is None or not (COMFYUI / "main.py").exists
     collect_ignore_glob = ["test_*.py"]
 else:
     import tiny
-
-    from harness.jobs import Jobs
 
 
 @pytest.fixture(scope="session")
