@@ -243,7 +243,9 @@ def test_a_hundred_random_kills_leak_nothing_and_run_no_job_twice(make_service, 
     supervisor = service.status().supervisor_pid
     with watched(service):
         warm = service.model("small").loads
-        while sum(counts.values()) < KILLS:
+        # On a busy machine a loader is often gone before it is hit: go on until enough of each kind were.
+        while sum(counts.values()) < KILLS or counts["worker"] <= 20 or counts["loader"] <= 5:
+            assert sum(counts.values()) < 3 * KILLS, counts
             traffic.submit()
             kind = rng.choice(KINDS)
             with service.peer() as peer:
@@ -277,7 +279,6 @@ def test_a_hundred_random_kills_leak_nothing_and_run_no_job_twice(make_service, 
     assert {code for state, code in traffic.ends.values() if state == rpc_pb2.JOB_FAILED} <= allowed
     assert len(done) > KILLS // 4
     assert service.status().supervisor_pid == supervisor
-    assert counts["worker"] > 20 and counts["loader"] > 5
     if not SANITIZED:
         assert procfs.rss(supervisor) < 16 * 1024 * 1024
 
