@@ -234,8 +234,8 @@ static bool entity_get(struct rv_loader *loader, struct rv_origin origin, enum r
         return false;
     }
     if (scope != RV_SCOPE_MODEL && name_is_ours(name)) {
-        rv_loader_problem(loader, origin, section, "\"%s\" is the name of a log of resvisor itself; any other name is allowed",
-                          name);
+        rv_loader_problem(loader, origin, section,
+                          "\"%s\" is the name of a log of resvisor itself; any other name is allowed", name);
         return false;
     }
     if (count >= limit) {

@@ -1,8 +1,8 @@
 /*
  * The configuration: one YAML file, read once by the supervisor and by `resvisor check`.
  *
- * Every key has one row in the table of config.c: place, type, range, default, unit, help. The table drives parsing, errors
- * (file:line, key, what is wrong, what is allowed, "did you mean"), environment variables, `check --show`, and
+ * Every key has one row in the table of config.c: place, type, range, default, unit, help. The table drives parsing,
+ * errors (file:line, key, what is wrong, what is allowed, "did you mean"), environment variables, `check --show`, and
  * docs/configuration.md. Precedence: flag, environment, file, default. Bad configuration changes nothing.
  */
 #ifndef RV_CONFIG_H
@@ -13,9 +13,9 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#include "rv_limits.h"
 #include "log.h"
 #include "memory.h"
+#include "rv_limits.h"
 
 struct rv_config_pair {
     char *key, *value;
@@ -23,30 +23,30 @@ struct rv_config_pair {
 
 struct rv_config_model { /* models.NAME */
     char *name;
-    char *path;    /* absolute; a relative one in the file is relative to the first model folder that has it, else to the
-                      first folder */
-    bool preload;  /* load at start */
-    bool pin;      /* never evict, cannot be unloaded until unpinned */
-    char *format;  /* "auto" (by content and suffix), "safetensors", "blob" */
+    char *path;   /* absolute; a relative one in the file is relative to the first model folder that has it, else to the
+                     first folder */
+    bool preload; /* load at start */
+    bool pin;     /* never evict, cannot be unloaded until unpinned */
+    char *format; /* "auto" (by content and suffix), "safetensors", "blob" */
 };
 
 struct rv_config_type { /* types.NAME */
     char *name;
-    char *kind;                           /* worker kind: "native", "python", "comfyui" */
-    char *executor;                       /* a name (libexec of the installation) or an absolute path to a .so; kind native */
-    char *python;                         /* absolute path of the interpreter; kinds python and comfyui */
-    char *script;                         /* absolute; kind python */
-    char *args[RV_TYPE_ARGS_MAX];         /* of the script, or of ComfyUI's main.py */
+    char *kind;                   /* worker kind: "native", "python", "comfyui" */
+    char *executor;               /* a name (libexec of the installation) or an absolute path to a .so; kind native */
+    char *python;                 /* absolute path of the interpreter; kinds python and comfyui */
+    char *script;                 /* absolute; kind python */
+    char *args[RV_TYPE_ARGS_MAX]; /* of the script, or of ComfyUI's main.py */
     uint32_t arg_count;
-    char *directory;                      /* absolute, holds main.py; kind comfyui, as the next two */
-    char *state_folder;                   /* absolute; what each worker has of its own lies below; "" = the launcher's default */
-    char *pooling;                        /* "preferred", "required", "off" */
-    char *models[RV_TYPE_MODELS_MAX];     /* configured names; attached by each worker in this order */
+    char *directory;    /* absolute, holds main.py; kind comfyui, as the next two */
+    char *state_folder; /* absolute; what each worker has of its own lies below; "" = the launcher's default */
+    char *pooling;      /* "preferred", "required", "off" */
+    char *models[RV_TYPE_MODELS_MAX]; /* configured names; attached by each worker in this order */
     uint32_t model_count;
-    char *accepts[RV_ACCEPTS_MAX];        /* kinds of graphs, words of graph_route.h; none = the type's own name */
+    char *accepts[RV_ACCEPTS_MAX]; /* kinds of graphs, words of graph_route.h; none = the type's own name */
     uint32_t accept_count;
-    uint32_t workers;                     /* 1 to RV_WORKERS_PER_TYPE_MAX */
-    uint32_t queue;                       /* jobs waiting */
+    uint32_t workers; /* 1 to RV_WORKERS_PER_TYPE_MAX */
+    uint32_t queue;   /* jobs waiting */
     struct rv_config_pair env[RV_ENV_MAX];
     uint32_t env_count;
     uint64_t start_timeout_us;  /* start to ready, loading not counted */
@@ -58,7 +58,7 @@ struct rv_config_type { /* types.NAME */
     uint64_t cancel_timeout_us; /* a cancelled job that goes on: its worker is killed */
     uint32_t max_deaths;        /* within death_window: FAILED */
     uint64_t death_window_us;
-    char *mapping;              /* "private" (default), "shared" */
+    char *mapping; /* "private" (default), "shared" */
 };
 
 struct rv_config {
@@ -69,31 +69,31 @@ struct rv_config {
     char *clients_group; /* "" = nobody but the owner and root */
     int clients_gid;     /* -1 = none */
     uint32_t max_clients;
-    uint32_t max_leases;   /* all clients together */
+    uint32_t max_leases; /* all clients together */
 
-    bool rpc_enabled;      /* ipc addresses in the runtime directory */
-    char *rpc_tcp;         /* "host:port", "" = off */
-    char *rpc_events_tcp;  /* "" = off */
-    char *rpc_token_file;  /* required with rpc_tcp; mode must not be readable by others */
+    bool rpc_enabled;     /* ipc addresses in the runtime directory */
+    char *rpc_tcp;        /* "host:port", "" = off */
+    char *rpc_events_tcp; /* "" = off */
+    char *rpc_token_file; /* required with rpc_tcp; mode must not be readable by others */
     char *rpc_group;
     int rpc_gid;
     uint64_t rpc_result_bytes; /* results kept for fetching */
     uint32_t rpc_result_count;
     uint64_t rpc_result_age_us;
-    uint32_t rpc_jobs;         /* job records kept */
+    uint32_t rpc_jobs; /* job records kept */
 
-    char *http_listen;         /* "host:port", "" = off */
-    char *http_token_file;     /* required unless http_listen is loopback */
+    char *http_listen;     /* "host:port", "" = off */
+    char *http_token_file; /* required unless http_listen is loopback */
     uint32_t http_connections;
-    uint64_t http_timeout_us;  /* a head must be there; three times as long for the rest */
+    uint64_t http_timeout_us; /* a head must be there; three times as long for the rest */
 
-    uint64_t pool_budget;      /* bytes; 0 = no limit; a percentage in the file is of MemTotal */
+    uint64_t pool_budget; /* bytes; 0 = no limit; a percentage in the file is of MemTotal */
     enum rv_huge_pages huge_pages;
-    char *pool_backend;        /* "memfd" */
+    char *pool_backend; /* "memfd" */
     uint64_t load_timeout_us;
-    uint64_t load_retry_us;    /* a failed load is not tried again before, unless the file changed */
-    uint32_t max_loads;        /* loaders at once */
-    char *pool_direct;         /* "auto", "always", "never": O_DIRECT */
+    uint64_t load_retry_us; /* a failed load is not tried again before, unless the file changed */
+    uint32_t max_loads;     /* loaders at once */
+    char *pool_direct;      /* "auto", "always", "never": O_DIRECT */
 
     char *folders[RV_FOLDERS_MAX]; /* model_folders: real paths */
     uint32_t folder_count;
@@ -105,8 +105,8 @@ struct rv_config {
 
 /* Command-line overrides, "key=value" with the key as in the file ("pool.budget"). */
 struct rv_config_sources {
-    const char *file;           /* -c; NULL = $RESVISOR_CONFIG, else /etc/resvisor/resvisor.yaml if it exists, else none */
-    const char *const *sets;    /* NULL-terminated; may be NULL */
+    const char *file;        /* -c; NULL = $RESVISOR_CONFIG, else /etc/resvisor/resvisor.yaml if it exists, else none */
+    const char *const *sets; /* NULL-terminated; may be NULL */
 };
 
 /*
@@ -117,13 +117,15 @@ struct rv_config_sources {
 int rv_config_load(const struct rv_config_sources *sources, FILE *problems, struct rv_config **ret_config);
 void rv_config_destroy(struct rv_config *config);
 
-/* `resvisor check --show`: each effective value, its unit, and where it comes from (flag, environment, FILE:LINE, default). */
+/* `resvisor check --show`: each effective value, its unit, and where it comes from (flag, environment, FILE:LINE,
+ * default). */
 void rv_config_show(const struct rv_config *config, FILE *out, bool json);
 
 /* docs/configuration.md's table of keys, from the same rows: Markdown. */
 void rv_config_write_reference(FILE *out);
 
-/* Where the sockets are, given a runtime directory. Returned text is in the caller's buffer of RV_SOCKET_PATH_MAX + 32. */
+/* Where the sockets are, given a runtime directory. Returned text is in the caller's buffer of RV_SOCKET_PATH_MAX + 32.
+ */
 #define RV_SOCKET_CONTROL "control/resvisor.sock"
 #define RV_SOCKET_ROUTER "control/router.sock"
 #define RV_SOCKET_RPC "rpc/rpc.ipc"
@@ -134,9 +136,9 @@ void rv_config_write_reference(FILE *out);
 int rv_runtime_dir_default(char *buffer, size_t size);
 
 /*
- * Where the supervisor of these sources listens, for commands that only talk to it: runtime_dir from flags, environment, file,
- * default. Nothing else in the file is looked at, so a half-edited file does not keep `resvisor stop` from working. On failure
- * `problem` has one line and a negative errno is returned.
+ * Where the supervisor of these sources listens, for commands that only talk to it: runtime_dir from flags,
+ * environment, file, default. Nothing else in the file is looked at, so a half-edited file does not keep `resvisor
+ * stop` from working. On failure `problem` has one line and a negative errno is returned.
  */
 int rv_config_find_runtime_dir(const struct rv_config_sources *sources, char *buffer, size_t size, char *problem,
                                size_t problem_size);

@@ -158,16 +158,15 @@ static void check_token_file(struct rv_loader *loader, const char *key, const ch
     if (*file == '\0')
         return;
     if (stat(file, &st) < 0)
-        rv_loader_problem(loader, origin, key, "%s: %s; allowed: a file with the token", file,
-                          strerror(errno));
+        rv_loader_problem(loader, origin, key, "%s: %s; allowed: a file with the token", file, strerror(errno));
     else if (!S_ISREG(st.st_mode))
         rv_loader_problem(loader, origin, key, "%s is not a regular file", file);
     else if (st.st_mode & 077)
         rv_loader_problem(loader, origin, key, "%s has mode %04o; allowed: nothing for group and others (chmod 600)",
                           file, (unsigned)st.st_mode & 07777);
     else if (st.st_size == 0 || st.st_size > TOKEN_MAX)
-        rv_loader_problem(loader, origin, key, "%s holds %lld bytes; allowed: 1 to %d", file,
-                          (long long)st.st_size, TOKEN_MAX);
+        rv_loader_problem(loader, origin, key, "%s holds %lld bytes; allowed: 1 to %d", file, (long long)st.st_size,
+                          TOKEN_MAX);
     else if (access(file, R_OK) < 0)
         rv_loader_problem(loader, origin, key, "%s: %s", file, strerror(errno));
 }
@@ -209,8 +208,9 @@ static void check_http(struct rv_loader *loader)
         rv_loader_problem(loader, origin_of(loader, key, 0), key,
                           "the host is neither a number nor localhost; allowed: such as 127.0.0.1:8188 or [::1]:8188");
     else if (!loopback && !*c->http_token_file)
-        rv_loader_problem(loader, origin_of(loader, key, 0), key,
-                          "is not a loopback address, so it needs http.token_file; without a token, 127.0.0.1 is allowed");
+        rv_loader_problem(
+            loader, origin_of(loader, key, 0), key,
+            "is not a loopback address, so it needs http.token_file; without a token, 127.0.0.1 is allowed");
 }
 
 /* ---- models ------------------------------------------------------------------------------------------------------ */

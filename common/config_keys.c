@@ -56,15 +56,18 @@ static const struct rv_key keys[] = {
      "Job records that are kept. The oldest ended ones go first when it is full."},
 
     {"http.listen", RV_KEY_STRING, TOP(http_listen), TEXT, "",
-     "Serve HTTP at this `HOST:PORT`, such as `127.0.0.1:8188`. The host is a number or `localhost`. An address that is "
+     "Serve HTTP at this `HOST:PORT`, such as `127.0.0.1:8188`. The host is a number or `localhost`. An address that "
+     "is "
      "not loopback needs http.token_file. There is no encryption: use a trusted network or a proxy with TLS."},
     {"http.token_file", RV_KEY_PATH, TOP(http_token_file), TEXT, "",
-     "File with the token that HTTP requests must carry as `Authorization: Bearer TOKEN`. Its mode must give nothing to "
+     "File with the token that HTTP requests must carry as `Authorization: Bearer TOKEN`. Its mode must give nothing "
+     "to "
      "group and others (0600). Requests that only operators may make need it, also on loopback."},
     {"http.connections", RV_KEY_UINT, TOP(http_connections), 4, 10000, false, NULL, "256",
      "HTTP connections at one time; further ones are refused with status 503."},
     {"http.timeout", RV_KEY_DURATION, TOP(http_timeout_us), SECOND, HOUR, false, NULL, "20s",
-     "A client that has not sent the head of its request after this time is cut off; so is one that needs three times as "
+     "A client that has not sent the head of its request after this time is cut off; so is one that needs three times "
+     "as "
      "long for the rest of it, that takes nothing of its answer for so long, or that is idle between two requests."},
 
     {"pool.budget", RV_KEY_SIZE, TOP(pool_budget), 0, 1024 * TIB, true, NULL, "75%",
@@ -104,7 +107,8 @@ static const struct rv_key keys[] = {
      "Kind `python` only, and required there. The worker's Python script. A relative one is relative to the "
      "configuration file."},
     {"types.*.python", RV_KEY_STRING, TYPE(python), TEXT, "python3",
-     "Kinds `python` and `comfyui` only. The interpreter: a name that is looked up in `PATH`, or a path such as that of a virtual "
+     "Kinds `python` and `comfyui` only. The interpreter: a name that is looked up in `PATH`, or a path such as that "
+     "of a virtual "
      "environment's `bin/python`; a relative one is relative to the configuration file."},
     {"types.*.args", RV_KEY_LIST, TYPE_LIST(args, arg_count), 0, RV_TYPE_ARGS_MAX, false, NULL, "",
      "Kinds `python` and `comfyui` only. Arguments of the script, or of ComfyUI's `main.py`; one element each."},
@@ -122,7 +126,8 @@ static const struct rv_key keys[] = {
      "Names of models that each worker attaches at start, in this order. Jobs use the first unless they name another."},
     {"types.*.accepts", RV_KEY_LIST, TYPE_LIST(accepts, accept_count), 0, RV_ACCEPTS_MAX, false,
      "image|video|audio|3d|text|any", "",
-     "Kinds of ComfyUI graphs that it runs: image, video, audio, 3d, text, or any for what no other type accepts. Empty "
+     "Kinds of ComfyUI graphs that it runs: image, video, audio, 3d, text, or any for what no other type accepts. "
+     "Empty "
      "means the kind that is called like the type, if there is one. `resvisor route FILE` explains a graph."},
     {"types.*.workers", RV_KEY_UINT, TYPE(workers), 1, RV_WORKERS_PER_TYPE_MAX, false, NULL, "1",
      "Worker processes. Each runs one job at a time."},
@@ -184,11 +189,9 @@ static const struct {
     const char *pattern;
     const char *kinds; /* "a|b" */
 } kind_keys[] = {
-    {"types.*.executor", "native"},      {"types.*.script", "python"},
-    {"types.*.python", "python|comfyui"}, {"types.*.args", "python|comfyui"},
-    {"types.*.models", "native|python"}, {"types.*.mapping", "native|python"},
-    {"types.*.directory", "comfyui"},    {"types.*.state_folder", "comfyui"},
-    {"types.*.pooling", "comfyui"},
+    {"types.*.executor", "native"},     {"types.*.script", "python"},        {"types.*.python", "python|comfyui"},
+    {"types.*.args", "python|comfyui"}, {"types.*.models", "native|python"}, {"types.*.mapping", "native|python"},
+    {"types.*.directory", "comfyui"},   {"types.*.state_folder", "comfyui"}, {"types.*.pooling", "comfyui"},
 };
 
 const char *rv_key_kinds(const struct rv_key *key)

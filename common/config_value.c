@@ -9,7 +9,7 @@
 #include "config.h"
 #include "config_keys.h"
 
-#define SHOWN_MAX 80u /* bytes of a wrong value that a message repeats */
+#define SHOWN_MAX 80u       /* bytes of a wrong value that a message repeats */
 #define OWN_ENV "RESVISOR_" /* names of the environment through which supervisor and worker find each other */
 
 struct unit {
@@ -325,7 +325,8 @@ static int append_pair(const struct rv_key *key, uint8_t *place, uint32_t *count
     if (*name == '\0' || isdigit((unsigned char)*name) || name[strspn(name, letters)] != '\0')
         r = wrong(name, "is not the name of an environment variable; letters, digits and _ are allowed", reason, size);
     else if (strncmp(name, OWN_ENV, sizeof(OWN_ENV) - 1) == 0)
-        r = wrong(name, "is set by resvisor itself; names that do not start with " OWN_ENV " are allowed", reason, size);
+        r = wrong(name, "is set by resvisor itself; names that do not start with " OWN_ENV " are allowed", reason,
+                  size);
     else if (!pair.key || !pair.value)
         r = -ENOMEM;
     if (r < 0) {

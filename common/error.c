@@ -24,15 +24,15 @@ static const struct rv_error_row rows[] = {
     CODE(NO_SUCH_TYPE) = {"no_such_type", "no such workflow type", "`resvisor status` lists them", RV_EXIT_NOT_FOUND,
                           404, false},
     CODE(NO_SUCH_JOB) = {"no_such_job", "no such job", "`resvisor jobs` lists them", RV_EXIT_NOT_FOUND, 404, false},
-    CODE(NO_SUCH_RESULT) = {"no_such_result", "no such result, or it has expired", "submit the job again under a new id",
-                            RV_EXIT_NOT_FOUND, 404, false},
+    CODE(NO_SUCH_RESULT) = {"no_such_result", "no such result, or it has expired",
+                            "submit the job again under a new id", RV_EXIT_NOT_FOUND, 404, false},
     CODE(JOB_EXISTS) = {"job_exists", "the job id is taken by another job", "choose a new job id", RV_EXIT_REFUSED, 409,
                         false},
     CODE(QUEUE_FULL) = {"queue_full", "the queue is full", "try again later, or raise types.NAME.queue",
                         RV_EXIT_NO_ROOM, 503, true},
     CODE(TYPE_FAILED) = {"type_failed", "the type's workers died too often",
-                         "read `resvisor logs TYPE`, mend the cause, then `resvisor restart TYPE`", RV_EXIT_REFUSED, 503,
-                         false},
+                         "read `resvisor logs TYPE`, mend the cause, then `resvisor restart TYPE`", RV_EXIT_REFUSED,
+                         503, false},
     CODE(DEADLINE) = {"deadline", "the deadline passed", "", RV_EXIT_DEADLINE, 504, true},
     CODE(CANCELLED) = {"cancelled", "cancelled", "", RV_EXIT_CANCELLED, 409, false},
     CODE(JOB_FAILED) = {"job_failed", "the executor reported a failure", "read `resvisor logs TYPE`",
@@ -63,8 +63,8 @@ static const struct rv_error_row rows[] = {
     CODE(NOT_RUNNING) = {"not_running", "resvisor is not running", "start it with `resvisor start`",
                          RV_EXIT_NOT_RUNNING, 503, true},
     CODE(ALREADY_RUNNING) = {"already_running", "resvisor is already running",
-                             "stop it with `resvisor stop`, or give another --runtime-dir", RV_EXIT_ALREADY_RUNNING, 409,
-                             false},
+                             "stop it with `resvisor stop`, or give another --runtime-dir", RV_EXIT_ALREADY_RUNNING,
+                             409, false},
     CODE(UNSUPPORTED) = {"unsupported", "not supported by this version", "", RV_EXIT_REFUSED, 501, false},
     CODE(CONFIG) = {"config", "the configuration is wrong", "`resvisor check` says what is allowed", RV_EXIT_USAGE, 500,
                     false},
@@ -101,7 +101,8 @@ static unsigned utf8_length(const unsigned char *p, uint64_t left)
     return n;
 }
 
-/* Takes away half a character that snprintf left at the end: a message with one in it would be refused by its receiver. */
+/* Takes away half a character that snprintf left at the end: a message with one in it would be refused by its receiver.
+ */
 static void mend_cut(char *text, int wanted, size_t size)
 {
     size_t length, start;

@@ -15,12 +15,12 @@
 enum rv_exit {
     RV_EXIT_DONE = 0,
     RV_EXIT_INTERNAL = 1,
-    RV_EXIT_USAGE = 2,       /* command line or configuration */
+    RV_EXIT_USAGE = 2, /* command line or configuration */
     RV_EXIT_NOT_RUNNING = 3,
     RV_EXIT_REFUSED = 4,
     RV_EXIT_JOB_FAILED = 5,
     RV_EXIT_NOT_FOUND = 6,
-    RV_EXIT_NO_ROOM = 7,     /* memory, budget, queue or table full */
+    RV_EXIT_NO_ROOM = 7, /* memory, budget, queue or table full */
     RV_EXIT_DEADLINE = 8,
     RV_EXIT_CANCELLED = 9,
     RV_EXIT_ALREADY_RUNNING = 10,
@@ -33,7 +33,7 @@ struct rv_error_row {
     const char *remedy; /* what to do; "" = nothing general */
     uint8_t exit_code;  /* enum rv_exit */
     uint16_t http_status;
-    bool retryable;     /* the same request can succeed later */
+    bool retryable; /* the same request can succeed later */
 };
 
 /* A failure with its words, filled by the function that decided it. code 0 = none. Embedded, never allocated. */
@@ -62,7 +62,8 @@ void rv_error_remedy(struct rv_error *err, const char *format, ...) __attribute_
 
 /*
  * Copies at most size - 1 bytes of text, with control characters, quotes' backslashes and bytes that are no UTF-8
- * written as \xNN, and "..." at the end when it had to be cut. Returns buffer. For bytes that came from a peer or a file.
+ * written as \xNN, and "..." at the end when it had to be cut. Returns buffer. For bytes that came from a peer or a
+ * file.
  */
 char *rv_escape(char *buffer, uint64_t size, const void *text, uint64_t length);
 

@@ -39,12 +39,14 @@ struct rv_frame {
  */
 int rv_frame_receive(int socket, struct rv_frame *ret_frame, const char **why);
 
-/* The same with another limit than RV_BODY_MAX for the body of a spilled frame; beyond it is -EPROTO. 0 = none at all. */
+/* The same with another limit than RV_BODY_MAX for the body of a spilled frame; beyond it is -EPROTO. 0 = none at all.
+ */
 int rv_frame_receive_limited(int socket, uint64_t body_max, struct rv_frame *ret_frame, const char **why);
 
 /*
- * The same as rv_frame_receive, but a frame whose descriptors were lost because this process is at its limit is delivered without any, and
- * says so in fds_lost: for libresvisor, where only the one request must fail and the other leases live on.
+ * The same as rv_frame_receive, but a frame whose descriptors were lost because this process is at its limit is
+ * delivered without any, and says so in fds_lost: for libresvisor, where only the one request must fail and the other
+ * leases live on.
  */
 int rv_frame_receive_partial(int socket, struct rv_frame *ret_frame, const char **why);
 

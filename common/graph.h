@@ -20,8 +20,9 @@
 #define RV_GRAPH_VALUES_MAX 262144u           /* values in all: bounds the memory of the parsed tree */
 #define RV_GRAPH_NODES_MAX 16384u
 #define RV_GRAPH_FILES_MAX 256u /* model files named by all nodes together; further ones do not count */
-#define RV_GRAPH_NAME_MAX 512u  /* bytes of a class or file name; a longer class is refused, a longer text is no file \
-                                 */
+#define RV_GRAPH_NAME_MAX                                                                      \
+    512u /* bytes of a class or file name; a longer class is refused, a longer text is no file \
+          */
 
 enum rv_graph_format {
     RV_GRAPH_PROMPT,   /* the API format */

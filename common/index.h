@@ -13,8 +13,8 @@
  *   metadata metadata_length bytes: the file's __metadata__ as compact JSON text, with a NUL after them that is not
  *            counted; 0 = none
  *
- * A client trusts nothing: rv_index_open checks seals, size, header and table bounds in O(1); each entry is checked when
- * it is looked up. Then a hostile index can at most make a lookup fail or name other bytes of the same arenas.
+ * A client trusts nothing: rv_index_open checks seals, size, header and table bounds in O(1); each entry is checked
+ * when it is looked up. Then a hostile index can at most make a lookup fail or name other bytes of the same arenas.
  * Reading functions allocate nothing, do not log, and are safe from several threads at once.
  */
 #ifndef RV_INDEX_H
@@ -31,7 +31,8 @@
 #define RV_INDEX_BYTE_ORDER 0x01020304u
 #define RV_INDEX_PROBES_MAX 1024u /* slots that a lookup tries; the builder refuses names that would need more */
 
-/* Numbers are fixed for ever: they are part of the layout and of resvisor.h (enum rv_dtype there has the same values). */
+/* Numbers are fixed for ever: they are part of the layout and of resvisor.h (enum rv_dtype there has the same values).
+ */
 enum rv_index_dtype {
     RV_INDEX_DTYPE_NONE = 0,
     RV_INDEX_BOOL = 1,
@@ -49,7 +50,7 @@ enum rv_index_dtype {
     RV_INDEX_U64 = 13,
     RV_INDEX_I64 = 14,
     RV_INDEX_F64 = 15,
-    RV_INDEX_C64 = 16,  /* two F32 */
+    RV_INDEX_C64 = 16, /* two F32 */
     RV_INDEX_F8_E8M0 = 17,
     RV_INDEX_F8_E4M3FNUZ = 18,
     RV_INDEX_F8_E5M2FNUZ = 19,

@@ -118,7 +118,8 @@ static void line_end(char *line, size_t length)
         char note[LINE_MAX_BYTES];
         size_t n = line_start(note, RV_LOG_WARNING, state.program);
 
-        n += (size_t)snprintf(note + n, sizeof(note) - n, "%llu log lines were lost: the reader of the log stood still\n",
+        n += (size_t)snprintf(note + n, sizeof(note) - n,
+                              "%llu log lines were lost: the reader of the log stood still\n",
                               (unsigned long long)state.dropped);
         if (!write_line(note, n)) {
             state.dropped++;

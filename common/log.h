@@ -25,7 +25,8 @@ void rv_log(enum rv_log_level level, const char *format, ...) __attribute__((for
 /* One finished line of another process (no newline), shown under that process' name. */
 void rv_log_relay(const char *program, const char *line, uint64_t length);
 
-/* Each line of rv_log (not of rv_log_relay) is also given to this function, without time and newline. NULL = to nobody. */
+/* Each line of rv_log (not of rv_log_relay) is also given to this function, without time and newline. NULL = to nobody.
+ */
 void rv_log_set_tee(void (*tee)(const char *line, uint64_t length, void *context), void *context);
 
 #define rv_log_error(...) rv_log(RV_LOG_ERROR, __VA_ARGS__)

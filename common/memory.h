@@ -24,9 +24,9 @@ enum rv_map_mode {
 
 /* What a holder knows of an arena; the descriptor travels beside it. */
 struct rv_arena {
-    uint64_t size;       /* bytes, a multiple of page_size */
-    uint32_t page_size;  /* bytes: 4096, or the huge page's */
-    uint32_t backend;    /* enum rv_backend_id */
+    uint64_t size;      /* bytes, a multiple of page_size */
+    uint32_t page_size; /* bytes: 4096, or the huge page's */
+    uint32_t backend;   /* enum rv_backend_id */
 };
 
 struct rv_backend {

@@ -16,11 +16,12 @@
 #define PEER_MAGIC 0x70656572u
 #define PUSH_MS_FIRST 2u /* first look whether a reader took its descriptors */
 #define PUSH_MS_LAST 250u
-#define GROUPS_MAX 65536u /* of one user: the kernel's limit */
+#define GROUPS_MAX 65536u     /* of one user: the kernel's limit */
 #define FDS_RESERVED_MAX 128u /* descriptors kept for this process itself: at most so many, */
 #define FDS_RESERVED_PART 3u  /* and at most this part of all */
-#define DRAIN_FRAMES 4096u /* a full socket holds 278 small frames; somebody may hold the other end and go on sending \
-                            */
+#define DRAIN_FRAMES                                                                                 \
+    4096u /* a full socket holds 278 small frames; somebody may hold the other end and go on sending \
+           */
 
 struct out_frame {
     STAILQ_ENTRY(out_frame) link;
@@ -44,7 +45,7 @@ struct rv_peer {
     struct out_queue queue;
     unsigned queued_frames, queued_fds;
     uint32_t queued_bytes;
-    uint64_t body_max; /* of a spilled frame from it */
+    uint64_t body_max;       /* of a spilled frame from it */
     const char *drop_reason; /* not NULL: ends on the next turn of the loop */
     bool malformed;          /* nothing more is read from it */
     bool paused;             /* the owner wants no frames for now */
@@ -67,8 +68,8 @@ bool rv_fd_is_reserved(int fd)
 
     if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur == RLIM_INFINITY)
         return false;
-    kept = limit.rlim_cur / FDS_RESERVED_PART < FDS_RESERVED_MAX ? limit.rlim_cur / FDS_RESERVED_PART
-                                                                 : FDS_RESERVED_MAX;
+    kept =
+        limit.rlim_cur / FDS_RESERVED_PART < FDS_RESERVED_MAX ? limit.rlim_cur / FDS_RESERVED_PART : FDS_RESERVED_MAX;
     return (rlim_t)fd >= limit.rlim_cur - kept;
 }
 
@@ -280,9 +281,12 @@ struct rv_peer *rv_peer_create(struct event_base *base, int socket, const struct
         (void)close(socket);
         return NULL;
     }
-    *peer = (struct rv_peer){
-        .magic = PEER_MAGIC, .socket = socket, .handlers = handlers, .context = context, .timer_ms = PUSH_MS_FIRST,
-        .body_max = RV_PEER_BODY_MAX};
+    *peer = (struct rv_peer){.magic = PEER_MAGIC,
+                             .socket = socket,
+                             .handlers = handlers,
+                             .context = context,
+                             .timer_ms = PUSH_MS_FIRST,
+                             .body_max = RV_PEER_BODY_MAX};
     STAILQ_INIT(&peer->queue);
     peer->read_event = event_new(base, socket, EV_READ | EV_PERSIST, on_read, peer);
     peer->write_event = event_new(base, socket, EV_WRITE, on_push, peer);

@@ -3,9 +3,9 @@
  * section; JSON: name -> {"dtype", "shape", "data_offsets": [begin, end)} relative to the data section, and optionally
  * "__metadata__": {string: string} (https://github.com/huggingface/safetensors#format).
  *
- * Refused, each with a message that says where: a header over 100 MB or past the end, not JSON, not an object, duplicate
- * names, keys that a tensor does not have, unknown or sub-byte dtypes, rank over 8, products that overflow, offsets that
- * do not match the shape, overlap, leave gaps, or do not end at the end of the file.
+ * Refused, each with a message that says where: a header over 100 MB or past the end, not JSON, not an object,
+ * duplicate names, keys that a tensor does not have, unknown or sub-byte dtypes, rank over 8, products that overflow,
+ * offsets that do not match the shape, overlap, leave gaps, or do not end at the end of the file.
  *
  * Used by the loader (and the fuzzers). Does not log. One call per file; thread-safe.
  */

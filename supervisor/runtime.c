@@ -50,7 +50,8 @@ static int make_directory(const char *path, mode_t mode, int gid, struct rv_erro
     if (check_ours(path, &st, err) < 0)
         return -EPERM;
     if (gid >= 0 && chown(path, (uid_t)-1, (gid_t)gid) < 0)
-        return rv_error_set(err, errno, ERROR(CONFIG), "%s cannot be given to group %d: %s", path, gid, strerror(errno));
+        return rv_error_set(err, errno, ERROR(CONFIG), "%s cannot be given to group %d: %s", path, gid,
+                            strerror(errno));
     if (chmod(path, mode) < 0)
         return rv_error_set(err, errno, ERROR(CONFIG), "runtime_dir: cannot set the mode of %s: %s", path,
                             strerror(errno));
@@ -142,8 +143,10 @@ static int held_by_another(const char *path, struct rv_error *err)
     long pid = lock_holder(path);
 
     if (pid <= 0)
-        return rv_error_set(err, EBUSY, ERROR(ALREADY_RUNNING), "resvisor is being started by another process, which "
-                            "holds %s", path);
+        return rv_error_set(err, EBUSY, ERROR(ALREADY_RUNNING),
+                            "resvisor is being started by another process, which "
+                            "holds %s",
+                            path);
     return rv_error_set(err, EBUSY, ERROR(ALREADY_RUNNING), "resvisor is already running: pid %ld holds %s", pid, path);
 }
 

@@ -1,7 +1,7 @@
 /*
- * The runtime directory: RUNTIME/{lock,control/,rpc/}. Made by `resvisor start`, which holds the lock as long as the keeper
- * lives: so a second one is refused while any process of the first is left. Sockets are removed only if they are sockets
- * of ours; a foreign file is never touched.
+ * The runtime directory: RUNTIME/{lock,control/,rpc/}. Made by `resvisor start`, which holds the lock as long as the
+ * keeper lives: so a second one is refused while any process of the first is left. Sockets are removed only if they are
+ * sockets of ours; a foreign file is never touched.
  */
 #ifndef RV_RUNTIME_H
 #define RV_RUNTIME_H
@@ -10,8 +10,9 @@
 #include "error.h"
 
 /*
- * Makes and checks the directories and takes the lock. On success the lock's descriptor (O_CLOEXEC) is returned. Errors:
- * ERROR_ALREADY_RUNNING with the pid that holds it; ERROR_CONFIG when a directory is not ours or open to others.
+ * Makes and checks the directories and takes the lock. On success the lock's descriptor (O_CLOEXEC) is returned.
+ * Errors: ERROR_ALREADY_RUNNING with the pid that holds it; ERROR_CONFIG when a directory is not ours or open to
+ * others.
  */
 int rv_runtime_open(const struct rv_config *config, struct rv_error *err);
 

@@ -18,7 +18,8 @@
 #define LOG_FILE "resvisor.log"
 
 static const struct rv_option options[] = {
-    {"detach", 'd', NULL, "Return when requests are served, and leave it running. Its log goes to RUNTIME/" LOG_FILE "."},
+    {"detach", 'd', NULL,
+     "Return when requests are served, and leave it running. Its log goes to RUNTIME/" LOG_FILE "."},
     {"ready-fd", 0, "N", "Write \"ready\" and a newline to this descriptor when requests are served."},
     {0},
 };
@@ -29,8 +30,10 @@ const struct rv_command rv_command_start = {
     .name = "start",
     .arguments = "[-c FILE] [--detach]",
     .summary = "Start the supervisor, the router and the workers.",
-    .text = "Runs in the foreground until it is told to stop, as a service manager wants it: SIGTERM drains the workers and\n"
-            "ends, a second SIGTERM ends at once. With --detach it returns when requests are served, or with the reason why not.",
+    .text = "Runs in the foreground until it is told to stop, as a service manager wants it: SIGTERM drains the "
+            "workers and\n"
+            "ends, a second SIGTERM ends at once. With --detach it returns when requests are served, or with the "
+            "reason why not.",
     .common = RV_COMMON_CONFIG | RV_COMMON_LOG,
     .options = options,
     .run = run,

@@ -58,7 +58,7 @@ enum rv_model_state { RV_MODEL_ABSENT, RV_MODEL_LOADING, RV_MODEL_RESIDENT, RV_M
 
 struct rv_model {
     TAILQ_ENTRY(rv_model) link;
-    char *name; /* configured name, or the path */
+    char *name;   /* configured name, or the path */
     char *path;   /* as configured until the file was first found, then the real path */
     char *source; /* as configured: what is opened, since links on the way may be changed */
     char *format;
@@ -111,7 +111,7 @@ const char *rv_model_state_name(enum rv_model_state state);
 struct rv_process {
     enum rv_child_kind kind;
     pid_t pid;
-    int pidfd; /* -1 = none */
+    int pidfd;            /* -1 = none */
     uint64_t incarnation; /* unique over the supervisor's life */
     uint64_t started_us;
 };
@@ -195,7 +195,8 @@ bool rv_identity_equal(const struct rv_file_identity *a, const struct rv_file_id
 struct rv_model *rv_model_by_name(struct rv_state *state, const char *name);
 struct rv_model *rv_model_by_path(struct rv_state *state, const char *path);
 
-/* Adds an entry (the texts are copied; path is the source too). NULL = no memory or RV_MODELS_MAX reached with nothing to forget. */
+/* Adds an entry (the texts are copied; path is the source too). NULL = no memory or RV_MODELS_MAX reached with nothing
+ * to forget. */
 struct rv_model *rv_model_add(struct rv_state *state, const char *name, const char *path, const char *format,
                               bool configured);
 

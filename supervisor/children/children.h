@@ -26,7 +26,7 @@ struct rv_config_type;
 /* How it ended. */
 struct rv_exit_report {
     bool signaled;
-    int status;                  /* exit code or signal */
+    int status; /* exit code or signal */
     uint64_t uptime_us;
     bool oom;                    /* the kernel killed something for want of memory in its lifetime */
     char text[RV_EXIT_TEXT_MAX]; /* "killed by signal 9 (SIGKILL) after 12.3 s" */
@@ -34,12 +34,13 @@ struct rv_exit_report {
 
 /* A process with descriptor 3 and a log. Embedded in what it is for (worker, loader, router). */
 struct rv_child {
-    struct rv_process *process; /* the fact of it: a worker's and the router's are in the state, a loader's in its load */
+    struct rv_process
+        *process; /* the fact of it: a worker's and the router's are in the state, a loader's in its load */
     struct rv_session *session; /* its connection; NULL once that is closed */
     struct rv_log *log;         /* kept over restarts; NULL = none yet */
     uint64_t oom_kills_at_start;
-    uint64_t cut_off_us;        /* when its connection ended before it did; 0 = it has not */
-    bool killed_by_us;          /* SIGKILL came from us: `kill_reason` says why */
+    uint64_t cut_off_us; /* when its connection ended before it did; 0 = it has not */
+    bool killed_by_us;   /* SIGKILL came from us: `kill_reason` says why */
     char kill_reason[RV_EXIT_TEXT_MAX - 64];
     /* Called when the process has ended and everything it sent was read. */
     void (*on_exit)(struct rv_supervisor *s, struct rv_child *child, const struct rv_exit_report *report);

@@ -35,7 +35,8 @@ void rv_logs_fini(struct rv_supervisor *s);
 /* The process of a worker as the kind of its type wants it started: the table of worker kinds is in worker_kinds.c. */
 struct rv_worker_kind {
     const char *name;
-    /* Fills path and argv (texts owned by storage, at most RV_WORKER_ARGS_MAX pointers). 0 or negative errno with err. */
+    /* Fills path and argv (texts owned by storage, at most RV_WORKER_ARGS_MAX pointers). 0 or negative errno with err.
+     */
     int (*command)(const struct rv_config_type *type, char *path, size_t path_size, const char **argv,
                    struct rv_error *err);
     /* Adds "KEY=value" texts that the caller frees, at most RV_KIND_ENV_MAX, and counts them in *ret_count, also on

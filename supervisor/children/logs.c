@@ -1,6 +1,6 @@
 /*
- * What children print: a bounded ring per child for `resvisor logs`, and a copy of each line in our own log, at a bounded
- * rate. A child that floods its log costs a bounded piece of each turn of the loop.
+ * What children print: a bounded ring per child for `resvisor logs`, and a copy of each line in our own log, at a
+ * bounded rate. A child that floods its log costs a bounded piece of each turn of the loop.
  */
 #include <errno.h>
 #include <event2/event.h>
@@ -16,9 +16,9 @@
 #include "log.h"
 #include "supervisor.h"
 
-#define LINE_BYTES 1024u         /* a longer line is cut into pieces */
-#define TURN_BYTES (16u * 1024)  /* read from one pipe per turn of the loop */
-#define RELAY_LINES 200u         /* lines of one child in our log per second; all are in its ring */
+#define LINE_BYTES 1024u        /* a longer line is cut into pieces */
+#define TURN_BYTES (16u * 1024) /* read from one pipe per turn of the loop */
+#define RELAY_LINES 200u        /* lines of one child in our log per second; all are in its ring */
 #define FOLLOWERS_MAX 64u
 #define CHUNK_BYTES (32u * 1024) /* of a ring per LogLines frame */
 

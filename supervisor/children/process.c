@@ -103,7 +103,8 @@ static void prefer_for_oom(enum rv_child_kind kind)
 }
 
 /* In the child, between clone and exec: only async-signal-safe calls. */
-static void child_exec(const struct rv_spawn_options *options, const char *const *env, int control, int log, pid_t keeper)
+static void child_exec(const struct rv_spawn_options *options, const char *const *env, int control, int log,
+                       pid_t keeper)
 {
     sigset_t none;
 
@@ -234,8 +235,8 @@ void rv_child_signal(struct rv_child *child, int signal)
 {
     if (child->process->pid <= 0)
         return;
-    /* The pid is ours until we acknowledge its exit, so the group cannot be a stranger's. The pidfd also covers the moment
-     * before the child's own setpgid. */
+    /* The pid is ours until we acknowledge its exit, so the group cannot be a stranger's. The pidfd also covers the
+     * moment before the child's own setpgid. */
     (void)syscall(SYS_pidfd_send_signal, child->process->pidfd, signal, NULL, 0);
     (void)kill(-child->process->pid, signal);
 }

@@ -1,4 +1,5 @@
-/* The router as a child: its start, its setup, what it is told. Its death costs nothing but time, so it always restarts. */
+/* The router as a child: its start, its setup, what it is told. Its death costs nothing but time, so it always
+ * restarts. */
 #include <errno.h>
 #include <event2/event.h>
 #include <fcntl.h>

@@ -16,11 +16,11 @@
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
-#define STABLE_US (60 * RV_SEC)       /* ready for so long: earlier deaths no longer delay a restart */
+#define STABLE_US (60 * RV_SEC) /* ready for so long: earlier deaths no longer delay a restart */
 #define BACKOFF_MAX_US (60 * RV_SEC)
-#define SPAWN_RETRY_US RV_SEC         /* when the process could not even be made */
+#define SPAWN_RETRY_US RV_SEC /* when the process could not even be made */
 #define TERM_TO_KILL_US (2 * RV_SEC)
-#define EXIT_DO_NOT_RESTART 78        /* EX_CONFIG: the worker says that a restart does not help */
+#define EXIT_DO_NOT_RESTART 78 /* EX_CONFIG: the worker says that a restart does not help */
 #define RESTART_WAITS_MAX 64u
 
 struct rv_worker {
@@ -136,12 +136,14 @@ static void judge(struct rv_worker *w, const struct rv_exit_report *report, stru
     within = rv_deaths_add(&w->record->deaths, now, w->type->death_window_us);
     if (!report->signaled && report->status == EXIT_DO_NOT_RESTART) {
         v->state = RV_WORKER_FAILED;
-        (void)snprintf(v->next, sizeof(v->next), "FAILED: it says that a restart does not help; `resvisor restart %s` "
-                       "resets it", w->type->name);
+        (void)snprintf(v->next, sizeof(v->next),
+                       "FAILED: it says that a restart does not help; `resvisor restart %s` "
+                       "resets it",
+                       w->type->name);
     } else if (within >= w->type->max_deaths) {
         v->state = RV_WORKER_FAILED;
-        (void)snprintf(v->next, sizeof(v->next), "FAILED: %u deaths within %llu s; `resvisor restart %s` resets it", within,
-                       (unsigned long long)(w->type->death_window_us / RV_SEC), w->type->name);
+        (void)snprintf(v->next, sizeof(v->next), "FAILED: %u deaths within %llu s; `resvisor restart %s` resets it",
+                       within, (unsigned long long)(w->type->death_window_us / RV_SEC), w->type->name);
     } else {
         v->state = RV_WORKER_BACKOFF;
         v->delay_us = rv_backoff_us(w->record->deaths.consecutive, BACKOFF_MAX_US, rv_random32());
@@ -273,8 +275,7 @@ void rv_worker_on_ready(struct rv_supervisor *s, struct rv_worker *w, const Rv__
     w->record->ready_us = rv_now_us();
     set_state(w, RV_WORKER_READY);
     rv_log_info("worker %s is ready after %.2f s: %s", w->record->id,
-                (double)(w->record->ready_us - w->child.process->started_us) / (double)RV_SEC,
-                w->record->detail);
+                (double)(w->record->ready_us - w->child.process->started_us) / (double)RV_SEC, w->record->detail);
     rv_router_connect_worker(s, w);
     restart_waits_check(s);
 }
@@ -590,7 +591,7 @@ void rv_worker_get_facts(const struct rv_worker *w, struct rv_worker_facts *ret_
 enum rv_worker_state rv_type_state(const struct rv_supervisor *s, const char *type)
 {
     static const uint8_t rank[RV_WORKER_STATE_COUNT] = {
-        [RV_WORKER_READY] = 6,   [RV_WORKER_STARTING] = 5, [RV_WORKER_BACKOFF] = 4,
+        [RV_WORKER_READY] = 6,    [RV_WORKER_STARTING] = 5, [RV_WORKER_BACKOFF] = 4,
         [RV_WORKER_DRAINING] = 3, [RV_WORKER_STOPPED] = 2,  [RV_WORKER_FAILED] = 1,
     };
     enum rv_worker_state best = RV_WORKER_FAILED;

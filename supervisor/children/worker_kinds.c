@@ -53,12 +53,13 @@ static int python_command(const struct rv_config_type *type, char *path, size_t 
 static int comfyui_command(const struct rv_config_type *type, char *path, size_t path_size, const char **argv,
                            struct rv_error *err)
 {
-    const char *const first[] = {type->python,  "-m",        "resvisor.comfyui", "--state", type->state_folder,
-                                 "--pooling", type->pooling, type->directory};
+    const char *const first[] = {type->python,       "-m",        "resvisor.comfyui", "--state",
+                                 type->state_folder, "--pooling", type->pooling,      type->directory};
     unsigned n = 0;
 
     if (strlen(type->python) >= path_size)
-        return rv_error_set(err, ENAMETOOLONG, RESVISOR__V1__ERROR_CODE__ERROR_CONFIG, "the path of python is too long");
+        return rv_error_set(err, ENAMETOOLONG, RESVISOR__V1__ERROR_CODE__ERROR_CONFIG,
+                            "the path of python is too long");
     memcpy(path, type->python, strlen(type->python) + 1);
     while (n < sizeof(first) / sizeof(first[0])) {
         argv[n] = first[n];

@@ -85,8 +85,8 @@ bool rv_job_has_ended(const Resvisor__V1__Job *job)
 
 int rv_job_exit_code(const Resvisor__V1__Job *job)
 {
-    /* One code for every job that ran or was to run and failed, so that a script can tell it from a refusal; which failure
-     * it was is in the output. */
+    /* One code for every job that ran or was to run and failed, so that a script can tell it from a refusal; which
+     * failure it was is in the output. */
     if (job->state == RESVISOR__V1__JOB_STATE__JOB_FAILED)
         return RV_EXIT_JOB_FAILED;
     return job->state == RESVISOR__V1__JOB_STATE__JOB_CANCELLED ? RV_EXIT_CANCELLED : RV_EXIT_DONE;

@@ -344,7 +344,8 @@ const struct rv_command rv_command_submit = {
     .summary = "Queue a job; with --wait or --out wait for its end.",
     .text = "The same id with the same content again is the same job: it is shown, and nothing runs twice. Ctrl-C ends "
             "the\n"
-            "wait, not the job. A job that failed gives exit code 5 whatever its error, a cancelled one 9. An existing file is\n"
+            "wait, not the job. A job that failed gives exit code 5 whatever its error, a cancelled one 9. An existing "
+            "file is\n"
             "replaced, as cp does; several outputs go to a folder, which is made if needed.",
     .common = RV_COMMON_CONFIG | RV_COMMON_JSON,
     .min_arguments = 1,

@@ -1,9 +1,9 @@
 /*
- * Sessions: every connection of the supervisor, accepted ones and those of its children, and the table that says which role
- * may send which frame and who handles it (requests.c).
+ * Sessions: every connection of the supervisor, accepted ones and those of its children, and the table that says which
+ * role may send which frame and who handles it (requests.c).
  *
- * What a peer sends costs at most that peer. A session ends when its connection does; its leases, its waiting requests and
- * its log subscription end with it. One thread.
+ * What a peer sends costs at most that peer. A session ends when its connection does; its leases, its waiting requests
+ * and its log subscription end with it. One thread.
  */
 #ifndef RV_CONTROL_H
 #define RV_CONTROL_H
@@ -33,8 +33,8 @@ struct rv_session {
     Rv__Role role;          /* what it may be; decided by us, not by it */
     pid_t pid;
     uid_t uid;
-    bool is_operator;          /* owner or root: may use operator requests */
-    bool greeted;           /* it said Hello */
+    bool is_operator; /* owner or root: may use operator requests */
+    bool greeted;     /* it said Hello */
     char name[RV_NAME_MAX];
     struct event *hello_timer;
     struct rv_lease_list leases;

@@ -186,7 +186,8 @@ static void handle_kill_worker(struct rv_session *session, struct rv_frame *fram
 #define WORKER (1u << RV__ROLE__ROLE_WORKER)
 #define LOADER (1u << RV__ROLE__ROLE_LOADER)
 #define ROUTER (1u << RV__ROLE__ROLE_ROUTER)
-#define OPERATOR (1u << 31) /* with CLIENT: only the owner and root. The router asks for whom it has admitted itself */
+#define OPERATOR (1u << 31) /* with CLIENT: only the owner and root. The router asks for whom it has admitted itself \
+                             */
 
 static const struct {
     Rv__Frame__BodyCase body;

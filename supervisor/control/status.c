@@ -67,7 +67,8 @@ void rv_status_fill_model(const struct rv_model *model, Resvisor__V1__ModelStatu
     }
     if (current) {
         m->tensors = current->tensors;
-        m->backend = current->arena_count ? (char *)rv_backend_by_id(current->arenas[0].backend)->name : (char *)"memfd";
+        m->backend =
+            current->arena_count ? (char *)rv_backend_by_id(current->arenas[0].backend)->name : (char *)"memfd";
     }
     if (model->failure.code) {
         rv_error_to_message(&model->failure, error);

@@ -119,7 +119,8 @@ static bool report_exit(siginfo_t *ret_supervisor)
     message.pid = info.si_pid;
     message.code = info.si_code;
     message.status = info.si_status;
-    /* The socket holds hundreds of these, and one is under way at most: it cannot be full while the supervisor lives. */
+    /* The socket holds hundreds of these, and one is under way at most: it cannot be full while the supervisor lives.
+     */
     if (send(keeper.socket, &message, sizeof(message), MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)sizeof(message))
         keeper.reported = info.si_pid;
     return false;
@@ -156,8 +157,8 @@ static void forward_signals(void)
             continue;
         if (info.ssi_signo == SIGTERM || info.ssi_signo == SIGINT)
             notify_service_manager("STOPPING=1");
-        (void)kill(keeper.supervisor, (int)(info.ssi_signo == SIGINT || info.ssi_signo == SIGQUIT ? SIGTERM
-                                                                                                 : info.ssi_signo));
+        (void)kill(keeper.supervisor,
+                   (int)(info.ssi_signo == SIGINT || info.ssi_signo == SIGQUIT ? SIGTERM : info.ssi_signo));
     }
 }
 
@@ -257,16 +258,18 @@ static int finish(const siginfo_t *info)
 
     others = end_all() - 1; /* the supervisor was among them */
     if (!exited)
-        rv_log_error("the supervisor (pid %d) was killed by signal %d (SIG%s); %u other process%s ended; all weights are "
-                     "released",
-                     (int)keeper.supervisor, info->si_status,
-                     sigabbrev_np(info->si_status) ? sigabbrev_np(info->si_status) : "?", others,
-                     others == 1 ? " was" : "es were");
+        rv_log_error(
+            "the supervisor (pid %d) was killed by signal %d (SIG%s); %u other process%s ended; all weights are "
+            "released",
+            (int)keeper.supervisor, info->si_status,
+            sigabbrev_np(info->si_status) ? sigabbrev_np(info->si_status) : "?", others,
+            others == 1 ? " was" : "es were");
     else if (info->si_status != 0)
         rv_log_error("the supervisor (pid %d) ended with code %d", (int)keeper.supervisor, info->si_status);
     if (waitpid(-1, NULL, WNOHANG) == 0)
-        rv_log_error("processes are left that do not die within %llu s of SIGKILL: see `ps -o pid,stat,wchan --ppid %d`",
-                     (unsigned long long)(END_ALL_US / RV_SEC), (int)getpid());
+        rv_log_error(
+            "processes are left that do not die within %llu s of SIGKILL: see `ps -o pid,stat,wchan --ppid %d`",
+            (unsigned long long)(END_ALL_US / RV_SEC), (int)getpid());
     return code;
 }
 

@@ -1,8 +1,8 @@
 /*
  * The keeper: parent, subreaper and reaper of every process of resvisor. It is what `resvisor start` becomes.
  *
- * It allocates nothing after its start and parses nothing: it and the supervisor exchange the fixed structs below over a
- * SOCK_SEQPACKET pair (both ends are the same binary, so the layout needs no version).
+ * It allocates nothing after its start and parses nothing: it and the supervisor exchange the fixed structs below over
+ * a SOCK_SEQPACKET pair (both ends are the same binary, so the layout needs no version).
  *
  *   supervisor -> keeper   READY            pass it on to whoever waits for the start
  *   keeper -> supervisor   EXIT{pid, …}     a child of the keeper is a zombie; it stays one, and keeps its pid and
@@ -20,10 +20,10 @@
 enum rv_keeper_kind { RV_KEEPER_READY = 1, RV_KEEPER_EXIT = 2, RV_KEEPER_ACK = 3 };
 
 struct rv_keeper_message {
-    uint32_t kind;   /* enum rv_keeper_kind */
+    uint32_t kind; /* enum rv_keeper_kind */
     int32_t pid;
-    int32_t code;    /* CLD_EXITED, CLD_KILLED or CLD_DUMPED, as waitid says */
-    int32_t status;  /* exit status or signal */
+    int32_t code;   /* CLD_EXITED, CLD_KILLED or CLD_DUMPED, as waitid says */
+    int32_t status; /* exit status or signal */
 };
 
 #define RV_KEEPER_FD 3 /* the supervisor's end */

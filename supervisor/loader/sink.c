@@ -69,8 +69,9 @@ static bool gather(const struct rv_sink *sink, uint64_t start, uint64_t end)
     if (room == MAP_FAILED)
         return false;
     aligned = room + (BLOCK - (uintptr_t)room % BLOCK) % BLOCK;
-    done = mmap(aligned, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, sink->fd, (off_t)start) != MAP_FAILED &&
-           madvise(aligned, length, MADV_COLLAPSE) == 0;
+    done =
+        mmap(aligned, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, sink->fd, (off_t)start) != MAP_FAILED &&
+        madvise(aligned, length, MADV_COLLAPSE) == 0;
     (void)munmap(room, length + BLOCK);
     return done;
 }

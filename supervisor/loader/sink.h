@@ -5,11 +5,11 @@
  * ENOSPC and never SIGBUS, and no mapping has to go before the seal. Measured: 2.1 GiB/s against 0.65 GiB/s for
  * fallocate ahead and a shared mapping (tests/bench/bench_fill.c). Huge pages know no write(2): there it is a mapping.
  *
- * 4 KiB pages are what an arena promises. Where the kernel can (6.1 and later), ordinary memory is gathered into blocks of
- * 2 MiB just before it is written (MADV_COLLAPSE; needs no privilege and no reserved pages): the fill then costs half the
- * CPU time and a client's first touch a third, since one fault maps a whole block. Where the kernel cannot, or where it
- * costs more than it gains, the rest of the load goes without. RESVISOR_LOADER_GATHER=never in the environment: all of it.
- * One thread at a time.
+ * 4 KiB pages are what an arena promises. Where the kernel can (6.1 and later), ordinary memory is gathered into blocks
+ * of 2 MiB just before it is written (MADV_COLLAPSE; needs no privilege and no reserved pages): the fill then costs
+ * half the CPU time and a client's first touch a third, since one fault maps a whole block. Where the kernel cannot, or
+ * where it costs more than it gains, the rest of the load goes without. RESVISOR_LOADER_GATHER=never in the
+ * environment: all of it. One thread at a time.
  */
 #ifndef RV_LOADER_SINK_H
 #define RV_LOADER_SINK_H

@@ -73,8 +73,8 @@ static int open_failed(const char *shown, int number, bool by_name, struct rv_er
 }
 
 /*
- * Opens a model file by O_PATH, which has no side effects on FIFOs and devices, and says where it really is. `free_path`:
- * the operator named it in the configuration, so it may lie anywhere.
+ * Opens a model file by O_PATH, which has no side effects on FIFOs and devices, and says where it really is.
+ * `free_path`: the operator named it in the configuration, so it may lie anywhere.
  */
 static int open_model(const struct rv_supervisor *s, const char *path, bool free_path, char real[PATH_MAX],
                       struct rv_file_identity *ret_identity, struct rv_error *err)
@@ -183,8 +183,7 @@ int rv_catalog_find(struct rv_supervisor *s, const char *name_or_path, struct rv
     int fd;
 
     if (!named && name_or_path[0] != '/')
-        return rv_error_set(err, ENOENT, ERROR(NO_SUCH_MODEL),
-                            "no model is named \"%s\" (a path must be absolute)",
+        return rv_error_set(err, ENOENT, ERROR(NO_SUCH_MODEL), "no model is named \"%s\" (a path must be absolute)",
                             rv_escape(shown, sizeof(shown), name_or_path, strlen(name_or_path)));
     if (strlen(name_or_path) >= RV_PATH_MAX)
         return rv_error_set(err, ENAMETOOLONG, ERROR(BAD_REQUEST), "a path over %u bytes", RV_PATH_MAX);

@@ -224,8 +224,8 @@ static void on_exit_loader(struct rv_supervisor *s, struct rv_child *child, cons
     if (load->stage == LOAD_ENDED) {
         load_free(load);
     } else {
-        rv_error_set(&err, EIO, report->oom ? ERROR(NO_MEMORY) : ERROR(INTERNAL), "the loader of %s ended before its time: %s",
-                     load->model->name, report->text);
+        rv_error_set(&err, EIO, report->oom ? ERROR(NO_MEMORY) : ERROR(INTERNAL),
+                     "the loader of %s ended before its time: %s", load->model->name, report->text);
         load_end(load, NULL, &err);
     }
     start_next(s);
@@ -404,7 +404,8 @@ int rv_load_join(struct rv_supervisor *s, struct rv_model *model, int file_fd, c
     file_fd = readable(file_fd, model->path, err);
     if (file_fd < 0)
         return file_fd;
-    if (s->pool->load_count >= LOADS_MAX || (s->pool->load_count && rv_fd_is_reserved(file_fd)) || !load_create(s, model, file_fd, identity)) {
+    if (s->pool->load_count >= LOADS_MAX || (s->pool->load_count && rv_fd_is_reserved(file_fd)) ||
+        !load_create(s, model, file_fd, identity)) {
         (void)close(file_fd);
         return rv_error_set(err, EBUSY, ERROR(LIMIT), "%u loads are under way or queued", s->pool->load_count);
     }

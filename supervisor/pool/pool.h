@@ -1,9 +1,9 @@
 /*
  * The pool: which models are in memory, who has them, and how they get there.
  *
- * catalog.c finds the model of a request and says which file it is; load.c runs loaders, one per model however many wait;
- * lease.c gives and takes leases; policy.c decides who may have memory. One thread, the supervisor's. Model files are never
- * read here, arenas never mapped.
+ * catalog.c finds the model of a request and says which file it is; load.c runs loaders, one per model however many
+ * wait; lease.c gives and takes leases; policy.c decides who may have memory. One thread, the supervisor's. Model files
+ * are never read here, arenas never mapped.
  */
 #ifndef RV_POOL_H
 #define RV_POOL_H
@@ -26,8 +26,8 @@ void rv_pool_preload(struct rv_supervisor *s);
 
 /*
  * Finds or makes the catalogue entry of a configured name or an absolute path, and opens its file by O_PATH. On success
- * *ret_fd is the caller's, or -1 when the resident generation serves: the file is unchanged, or gone. Errors: NO_SUCH_MODEL,
- * NOT_PERMITTED, FILE, LIMIT.
+ * *ret_fd is the caller's, or -1 when the resident generation serves: the file is unchanged, or gone. Errors:
+ * NO_SUCH_MODEL, NOT_PERMITTED, FILE, LIMIT.
  */
 int rv_catalog_find(struct rv_supervisor *s, const char *name_or_path, struct rv_model **ret_model, int *ret_fd,
                     struct rv_file_identity *ret_identity, struct rv_error *err);

@@ -4,7 +4,7 @@
 
 #include "router.h"
 
-#define UNDER_WAY_MAX 64u /* requests about models: with paths of 4 KiB they must fit the supervisor's queue */
+#define UNDER_WAY_MAX 64u       /* requests about models: with paths of 4 KiB they must fit the supervisor's queue */
 #define LOG_BYTES (512u * 1024) /* of all logs of a type */
 
 static void send(struct rv_router *router, Rv__Frame *frame)
@@ -109,7 +109,8 @@ int rv_ask_restart(struct rv_router *router, struct rv_asker *asker, const char 
     return 0;
 }
 
-/* One at a time, and a bounded part of each log: what the supervisor can queue for us ends our connection when it is full. */
+/* One at a time, and a bounded part of each log: what the supervisor can queue for us ends our connection when it is
+ * full. */
 int rv_ask_logs(struct rv_router *router, struct rv_asker *asker, const char *type, struct rv_error *err)
 {
     Rv__Frame frame = RV__FRAME__INIT;
@@ -163,9 +164,9 @@ static void complete_status(struct rv_router *router, Resvisor__V1__Status *stat
         for (size_t k = 0; k < row->n_workers; k++) {
             struct rv_worker_entry *worker;
 
-            TAILQ_FOREACH(worker, &router->workers, link)
-            if (worker->job && strcmp(worker->name, row->workers[k]->id) == 0)
-                row->workers[k]->job = worker->job->id;
+            TAILQ_FOREACH (worker, &router->workers, link)
+                if (worker->job && strcmp(worker->name, row->workers[k]->id) == 0)
+                    row->workers[k]->job = worker->job->id;
         }
     }
 }

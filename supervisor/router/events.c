@@ -15,9 +15,9 @@ static void on_progress_due(int socket, short what, void *context)
 
     (void)socket;
     (void)what;
-    TAILQ_FOREACH(worker, &router->workers, link)
-    if (worker->job && worker->job->event_due)
-        rv_events_job(router, worker->job);
+    TAILQ_FOREACH (worker, &router->workers, link)
+        if (worker->job && worker->job->event_due)
+            rv_events_job(router, worker->job);
 }
 
 int rv_events_init(struct rv_router *router)

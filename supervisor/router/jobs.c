@@ -175,8 +175,7 @@ void rv_jobs_enqueue(struct rv_router *router, struct rv_job_record *job, bool f
     job->queued_us = rv_now_us();
     job->type->queued++;
     if (first) { /* before all that are not more important */
-        TAILQ_FOREACH(other, &job->type->queue, queue_link)
-        {
+        TAILQ_FOREACH (other, &job->type->queue, queue_link) {
             if (other->priority <= job->priority) {
                 TAILQ_INSERT_BEFORE(other, job, queue_link);
                 return;
@@ -334,7 +333,8 @@ void rv_jobs_end_queued(struct rv_router *router)
     struct rv_job_record *job;
     struct rv_error err = {0};
 
-    (void)rv_error_set(&err, ESHUTDOWN, RV_CODE(SHUTTING_DOWN), "resvisor was stopped while the job waited in its queue");
+    (void)rv_error_set(&err, ESHUTDOWN, RV_CODE(SHUTTING_DOWN),
+                       "resvisor was stopped while the job waited in its queue");
     for (unsigned i = 0; i < router->type_count; i++)
         while ((job = TAILQ_FIRST(&router->types[i].queue)))
             rv_jobs_end(router, job, &err);

@@ -40,9 +40,10 @@ static void recall(struct rv_router *router, struct rv_job_record *job)
 
     job->recalled = true;
     if (!job->marked_ended) {
-        (void)rv_error_set(&err, EIO, RV_CODE(JOB_LOST),
-                           "the job was given to a worker, and its outcome was lost when the router was restarted; it is "
-                           "not run again");
+        (void)rv_error_set(
+            &err, EIO, RV_CODE(JOB_LOST),
+            "the job was given to a worker, and its outcome was lost when the router was restarted; it is "
+            "not run again");
     } else if (job->marked_outcome) {
         (void)rv_error_set(&err, EIO, job->marked_outcome,
                            "the job ended so (%s); the details were lost when the router was restarted",

@@ -77,9 +77,9 @@ struct rv_parked *rv_parked_find(struct rv_router *router, uint64_t ask_id)
 {
     struct rv_parked *parked;
 
-    TAILQ_FOREACH(parked, &router->parked, link)
-    if (!parked->job && parked->ask_id == ask_id)
-        return parked;
+    TAILQ_FOREACH (parked, &router->parked, link)
+        if (!parked->job && parked->ask_id == ask_id)
+            return parked;
     return NULL;
 }
 

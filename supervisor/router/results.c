@@ -208,8 +208,8 @@ void rv_results_told(struct rv_router *router, struct rv_job_record *job)
     if (!rv_jobs_has_ended(job))
         return;
     job->told = true;
-    /* Outputs that can still be fetched stay with the worker too (the same memory, so at no cost): should this router die,
-     * the next one has them again. They are acknowledged when they are dropped here. */
+    /* Outputs that can still be fetched stay with the worker too (the same memory, so at no cost): should this router
+     * die, the next one has them again. They are acknowledged when they are dropped here. */
     if (job->output_count == 0) {
         acknowledge(job);
         rv_results_drop(router, job);

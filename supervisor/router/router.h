@@ -78,15 +78,15 @@ struct rv_job_record {
     struct rv_type *type; /* NULL = its type is not configured any more */
     char type_name[RV_NAME_MAX + 1], model[RV_NAME_MAX + 1];
     Resvisor__V1__JobState state;
-    bool pending;      /* of the ledger; no worker has said what became of it */
-    bool marked_ended; /* the supervisor's ledger knows that it ended */
-    int marked_outcome;    /* with that: its error code, 0 = done */
-    bool recalled;         /* its end is known from the ledger only */
-    bool retry;        /* may run once more if its worker dies */
-    bool cancelled;    /* a client asked for its end */
-    bool overdue;      /* it ran longer than job_timeout */
-    bool kept;         /* in router->kept: its result takes room here or in a worker */
-    bool told;         /* a client has been told of its end */
+    bool pending;       /* of the ledger; no worker has said what became of it */
+    bool marked_ended;  /* the supervisor's ledger knows that it ended */
+    int marked_outcome; /* with that: its error code, 0 = done */
+    bool recalled;      /* its end is known from the ledger only */
+    bool retry;         /* may run once more if its worker dies */
+    bool cancelled;     /* a client asked for its end */
+    bool overdue;       /* it ran longer than job_timeout */
+    bool kept;          /* in router->kept: its result takes room here or in a worker */
+    bool told;          /* a client has been told of its end */
     bool has_digest;
     uint8_t digest[RV_DIGEST_SIZE];
     int32_t priority;
@@ -137,13 +137,13 @@ struct rv_worker_entry {
 /* Who asked, and where the reply goes. Moved, never copied: it owns `control`. */
 struct rv_asker {
     uint64_t request_id;
-    bool local;                 /* this machine's own: nothing limits a reply's size, and descriptors can be passed */
+    bool local;                   /* this machine's own: nothing limits a reply's size, and descriptors can be passed */
     struct rv_http_request *http; /* with local: it came by HTTP, not from a peer */
-    bool tcp;                   /* must show the token */
-    int socket;                 /* nanomsg */
-    void *control;              /* nanomsg: the way back; nn_freemsg */
-    struct rv_local_peer *peer; /* local */
-    uint64_t frame_id;          /* local */
+    bool tcp;                     /* must show the token */
+    int socket;                   /* nanomsg */
+    void *control;                /* nanomsg: the way back; nn_freemsg */
+    struct rv_local_peer *peer;   /* local */
+    uint64_t frame_id;            /* local */
 };
 
 struct rv_local_peer {
@@ -291,8 +291,8 @@ void rv_results_keep(struct rv_router *router, struct rv_job_record *job, struct
 /* Closes the outputs and lets the worker forget. */
 void rv_results_drop(struct rv_router *router, struct rv_job_record *job);
 
-/* A client has been told how the job ended: its worker may forget it, unless outputs can still be fetched. Nothing for a
- * job that goes on. */
+/* A client has been told how the job ended: its worker may forget it, unless outputs can still be fetched. Nothing for
+ * a job that goes on. */
 void rv_results_told(struct rv_router *router, struct rv_job_record *job);
 
 /* ---- workers.c -------------------------------------------------------------------------------------------------- */

@@ -35,9 +35,9 @@ static struct rv_worker_entry *find(struct rv_router *router, const char *name)
 {
     struct rv_worker_entry *worker;
 
-    TAILQ_FOREACH(worker, &router->workers, link)
-    if (strcmp(worker->name, name) == 0)
-        return worker;
+    TAILQ_FOREACH (worker, &router->workers, link)
+        if (strcmp(worker->name, name) == 0)
+            return worker;
     return NULL;
 }
 
@@ -46,9 +46,9 @@ static void free_worker(struct rv_worker_entry *worker)
     struct rv_router *router = worker->router;
     struct rv_job_record *job;
 
-    TAILQ_FOREACH(job, &router->kept, kept_link)
-    if (job->holder == worker)
-        job->holder = NULL;
+    TAILQ_FOREACH (job, &router->kept, kept_link)
+        if (job->holder == worker)
+            job->holder = NULL;
     TAILQ_REMOVE(&router->workers, worker, link);
     rv_peer_destroy(worker->peer);
     if (worker->timer)
@@ -114,10 +114,10 @@ static struct rv_worker_entry *find_idle(struct rv_router *router, const struct 
 {
     struct rv_worker_entry *worker;
 
-    TAILQ_FOREACH(worker, &router->workers, link)
-    if (worker->type == type && worker->state == RV_WORKER_READY && !worker->draining && !worker->job &&
-        !worker->foreign_job[0])
-        return worker;
+    TAILQ_FOREACH (worker, &router->workers, link)
+        if (worker->type == type && worker->state == RV_WORKER_READY && !worker->draining && !worker->job &&
+            !worker->foreign_job[0])
+            return worker;
     return NULL;
 }
 
@@ -190,9 +190,9 @@ static void on_held(int socket, short what, void *context)
         arm_held(router);
         return;
     }
-    TAILQ_FOREACH(worker, &router->workers, link)
-    if (worker->held && worker->peer) /* without a channel it waits for WorkerGone, which puts the job back */
-        send_start(worker);
+    TAILQ_FOREACH (worker, &router->workers, link)
+        if (worker->held && worker->peer) /* without a channel it waits for WorkerGone, which puts the job back */
+            send_start(worker);
 }
 
 static void start(struct rv_worker_entry *worker, struct rv_job_record *job)

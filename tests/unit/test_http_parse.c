@@ -146,10 +146,26 @@ static void test_bad_targets(void **state)
         const char *uri;
         unsigned status;
     } rows[] = {
-        {"", 400},        {"*", 400},       {"http://a/", 400}, {"/%", 400},       {"/%4", 400},    {"/%g0", 400},
-        {"/%00", 400},    {"/%ff", 400},    {"/a b", 400},      {"/a#b", 400},     {"/\x80", 400},  {"/a?b=%zz", 400},
-        {"/?a&a=1", 400}, {"//", 404},      {"/a//b", 404},     {"/a/..", 404},    {"/a/%2e", 404}, {"/a/", 404},
-        {"/1/2/3/4/5/6/7/8/9", 404},        {"/?1&2&3&4&5&6&7&8&9", 400},
+        {"", 400},
+        {"*", 400},
+        {"http://a/", 400},
+        {"/%", 400},
+        {"/%4", 400},
+        {"/%g0", 400},
+        {"/%00", 400},
+        {"/%ff", 400},
+        {"/a b", 400},
+        {"/a#b", 400},
+        {"/\x80", 400},
+        {"/a?b=%zz", 400},
+        {"/?a&a=1", 400},
+        {"//", 404},
+        {"/a//b", 404},
+        {"/a/..", 404},
+        {"/a/%2e", 404},
+        {"/a/", 404},
+        {"/1/2/3/4/5/6/7/8/9", 404},
+        {"/?1&2&3&4&5&6&7&8&9", 400},
     };
     struct rv_http_target target;
     char *longest = calloc(1, RV_HTTP_URI_MAX + 2);
@@ -169,14 +185,21 @@ static void test_ranges(void **state)
         enum rv_http_range kind;
         uint64_t first, length;
     } rows[] = {
-        {"bytes=0-0", RV_HTTP_RANGE_PART, 0, 1},     {"bytes=5-", RV_HTTP_RANGE_PART, 5, 95},
-        {"BYTES=-10", RV_HTTP_RANGE_PART, 90, 10},   {"bytes=-1000", RV_HTTP_RANGE_PART, 0, 100},
+        {"bytes=0-0", RV_HTTP_RANGE_PART, 0, 1},
+        {"bytes=5-", RV_HTTP_RANGE_PART, 5, 95},
+        {"BYTES=-10", RV_HTTP_RANGE_PART, 90, 10},
+        {"bytes=-1000", RV_HTTP_RANGE_PART, 0, 100},
         {"bytes=99-18446744073709551615", RV_HTTP_RANGE_PART, 99, 1},
-        {"bytes=100-", RV_HTTP_RANGE_BEYOND, 0, 0},  {"bytes=-0", RV_HTTP_RANGE_BEYOND, 0, 0},
-        {"bytes=2-1", RV_HTTP_RANGE_WHOLE, 0, 0},    {"bytes=1-2,4-5", RV_HTTP_RANGE_WHOLE, 0, 0},
-        {"bytes=a-b", RV_HTTP_RANGE_WHOLE, 0, 0},    {"bytes=-", RV_HTTP_RANGE_WHOLE, 0, 0},
-        {"bytes=", RV_HTTP_RANGE_WHOLE, 0, 0},       {"bytes=1", RV_HTTP_RANGE_WHOLE, 0, 0},
-        {"items=1-2", RV_HTTP_RANGE_WHOLE, 0, 0},    {"bytes=18446744073709551616-", RV_HTTP_RANGE_WHOLE, 0, 0},
+        {"bytes=100-", RV_HTTP_RANGE_BEYOND, 0, 0},
+        {"bytes=-0", RV_HTTP_RANGE_BEYOND, 0, 0},
+        {"bytes=2-1", RV_HTTP_RANGE_WHOLE, 0, 0},
+        {"bytes=1-2,4-5", RV_HTTP_RANGE_WHOLE, 0, 0},
+        {"bytes=a-b", RV_HTTP_RANGE_WHOLE, 0, 0},
+        {"bytes=-", RV_HTTP_RANGE_WHOLE, 0, 0},
+        {"bytes=", RV_HTTP_RANGE_WHOLE, 0, 0},
+        {"bytes=1", RV_HTTP_RANGE_WHOLE, 0, 0},
+        {"items=1-2", RV_HTTP_RANGE_WHOLE, 0, 0},
+        {"bytes=18446744073709551616-", RV_HTTP_RANGE_WHOLE, 0, 0},
     };
 
     (void)state;
@@ -197,8 +220,10 @@ static void test_ranges(void **state)
 
 static void test_hosts(void **state)
 {
-    static const char *const local[] = {"localhost", "LocalHost:1", "127.0.0.1", "10.0.0.1:80", "[::1]", "[fe80::1]:8188"};
-    static const char *const other[] = {"", "a", "localhost.a", "127.0.0.1.a", "[::1", "[::1]a", "[localhost]", "::1", "1"};
+    static const char *const local[] = {"localhost",   "LocalHost:1", "127.0.0.1",
+                                        "10.0.0.1:80", "[::1]",       "[fe80::1]:8188"};
+    static const char *const other[] = {"",    "a", "localhost.a", "127.0.0.1.a", "[::1", "[::1]a", "[localhost]",
+                                        "::1", "1"};
 
     (void)state;
     for (unsigned i = 0; i < sizeof(local) / sizeof(local[0]); i++)
@@ -227,10 +252,11 @@ static void test_submits(void **state)
     struct rv_http_submit s;
 
     (void)state;
-    assert_int_equal(submit("{\"job_id\":\"a\",\"type\":\"t\",\"params\":{\"x\":1,\"y\":true,\"z\":0.5,\"w\":\"v\"},"
-                            "\"payload_base64\":\"AAEC/w==\",\"priority\":-3,\"wait_ms\":7,\"retry_on_worker_death\":true}",
-                            &s),
-                     0);
+    assert_int_equal(
+        submit("{\"job_id\":\"a\",\"type\":\"t\",\"params\":{\"x\":1,\"y\":true,\"z\":0.5,\"w\":\"v\"},"
+               "\"payload_base64\":\"AAEC/w==\",\"priority\":-3,\"wait_ms\":7,\"retry_on_worker_death\":true}",
+               &s),
+        0);
     assert_string_equal(s.submit.job_id, "a");
     assert_int_equal(s.submit.n_params, 4);
     assert_string_equal(s.submit.params[0]->value, "1");
@@ -247,10 +273,23 @@ static void test_submits(void **state)
 static void test_bad_submits(void **state)
 {
     static const char *const bodies[] = {
-        "", "[", "[]", "{\"x\":1}", "{\"job_id\":1}", "{\"job_id\":\"a\",\"job_id\":\"a\"}", "{\"params\":[]}",
-        "{\"params\":{\"a\":null}}", "{\"payload_base64\":\"a\"}", "{\"payload_base64\":\"====\"}",
-        "{\"payload_base64\":\"AA=A\"}", "{\"payload\":\"a\",\"payload_base64\":\"AAAA\"}", "{\"priority\":1.5}",
-        "{\"priority\":99999999999}", "{\"wait_ms\":-1}", "{\"retry_on_worker_death\":0}", "{\"payload\":\"\\u0000\"}",
+        "",
+        "[",
+        "[]",
+        "{\"x\":1}",
+        "{\"job_id\":1}",
+        "{\"job_id\":\"a\",\"job_id\":\"a\"}",
+        "{\"params\":[]}",
+        "{\"params\":{\"a\":null}}",
+        "{\"payload_base64\":\"a\"}",
+        "{\"payload_base64\":\"====\"}",
+        "{\"payload_base64\":\"AA=A\"}",
+        "{\"payload\":\"a\",\"payload_base64\":\"AAAA\"}",
+        "{\"priority\":1.5}",
+        "{\"priority\":99999999999}",
+        "{\"wait_ms\":-1}",
+        "{\"retry_on_worker_death\":0}",
+        "{\"payload\":\"\\u0000\"}",
     };
     struct rv_http_submit s;
 
@@ -264,9 +303,9 @@ static void test_bad_submits(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_good_heads), cmocka_unit_test(test_ambiguous_heads), cmocka_unit_test(test_targets),
-        cmocka_unit_test(test_bad_targets), cmocka_unit_test(test_ranges), cmocka_unit_test(test_hosts),
-        cmocka_unit_test(test_submits), cmocka_unit_test(test_bad_submits),
+        cmocka_unit_test(test_good_heads),  cmocka_unit_test(test_ambiguous_heads), cmocka_unit_test(test_targets),
+        cmocka_unit_test(test_bad_targets), cmocka_unit_test(test_ranges),          cmocka_unit_test(test_hosts),
+        cmocka_unit_test(test_submits),     cmocka_unit_test(test_bad_submits),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -50,7 +50,8 @@ static void a_job_runs_and_its_result_is_fetched_in_pieces(void **state)
         offset += reply->piece->data.len;
         reply_free(reply);
     }
-    assert_int_equal(rv_frame_receive(worker, &frame, NULL), -EAGAIN); /* kept by the worker too: it can still be fetched */
+    assert_int_equal(rv_frame_receive(worker, &frame, NULL),
+                     -EAGAIN); /* kept by the worker too: it can still be fetched */
     reply = fetch(s.client, "a", 0, total + 1, 0);
     assert_int_equal(code_of(reply), CODE(BAD_REQUEST));
     reply_free(reply);

@@ -31,8 +31,8 @@
 #include "memory.h"
 #include "paths.h"
 
-/* A message that is under way inside nanomsg when a client of the test closes is nanomsg's own leak. Only of this process:
- * the router that is tested answers for itself. */
+/* A message that is under way inside nanomsg when a client of the test closes is nanomsg's own leak. Only of this
+ * process: the router that is tested answers for itself. */
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void)
 {

@@ -178,15 +178,13 @@ static bool jansson_accepts(const char *text, size_t length)
     bool ok = root && json_is_object(root) && text[0] == '{';
 
     if (ok) {
-        json_object_foreach(root, name, value)
-        {
+        json_object_foreach (root, name, value) {
             bool meta = strcmp(name, "__metadata__") == 0;
 
             ok = ok && json_is_object(value) && (meta || json_object_size(value) == 3);
             if (!json_is_object(value))
                 continue;
-            json_object_foreach(value, key, field)
-            {
+            json_object_foreach (value, key, field) {
                 size_t i;
                 json_t *number;
 
@@ -199,8 +197,8 @@ static bool jansson_accepts(const char *text, size_t length)
                 ok = ok && (strcmp(key, "shape") == 0 || strcmp(key, "data_offsets") == 0) && json_is_array(field) &&
                      json_array_size(field) <= (key[0] == 's' ? 8 : 2) &&
                      (key[0] == 's' || json_array_size(field) == 2);
-                json_array_foreach(field, i, number) ok =
-                    ok && json_is_integer(number) && json_integer_value(number) >= 0;
+                json_array_foreach (field, i, number)
+                    ok = ok && json_is_integer(number) && json_integer_value(number) >= 0;
             }
         }
     }

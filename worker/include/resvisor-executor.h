@@ -38,13 +38,13 @@ struct rv_executor {
     const char *name;     /* for logs */
     const char *version;  /* for logs */
 
-    /* Once, before the first job. *ret_state goes to run() and stop(). NULL pointer = nothing to do. 0 or negative errno:
-     * then the worker says why and exits, and the supervisor's restart policy applies. */
+    /* Once, before the first job. *ret_state goes to run() and stop(). NULL pointer = nothing to do. 0 or negative
+     * errno: then the worker says why and exits, and the supervisor's restart policy applies. */
     int (*start)(void **ret_state, struct rv_failure *err);
 
     /*
-     * Runs one job: reads tensors, adds outputs by rv_job_add_output. 0 = done; negative errno = failed, with err filled.
-     * -ECANCELED after rv_job_progress or rv_job_cancelled said so. Must not call rv_job_finish or rv_job_fail.
+     * Runs one job: reads tensors, adds outputs by rv_job_add_output. 0 = done; negative errno = failed, with err
+     * filled. -ECANCELED after rv_job_progress or rv_job_cancelled said so. Must not call rv_job_finish or rv_job_fail.
      */
     int (*run)(struct rv_execution *execution, struct rv_failure *err);
 

@@ -1,9 +1,9 @@
 /*
  * libresvisor: use model weights that resvisor keeps in memory, and be a worker of it.
  *
- * A process connects, attaches a model (a lease), and reads its tensors in place: nothing is copied, and nothing is read
- * from disk when the model is resident. The lease ends with rv_detach, with rv_disconnect, or with the process, however
- * that ends.
+ * A process connects, attaches a model (a lease), and reads its tensors in place: nothing is copied, and nothing is
+ * read from disk when the model is resident. The lease ends with rv_detach, with rv_disconnect, or with the process,
+ * however that ends.
  *
  * Ownership. What a function returns through a `ret_` pointer is the caller's and has its own ending function. Names,
  * shapes and pointers of a tensor belong to the lease and are valid until rv_detach.
@@ -13,8 +13,9 @@
  * nothing, installs no signal handler, and changes nothing of the process.
  *
  * Threads. One connection may be used by several threads; calls that talk to the supervisor wait for each other.
- * Reading tensors of a lease needs no lock. rv_detach and rv_disconnect must not run while another thread still uses what
- * they end. After fork without exec the child must not use a connection or a lease of its parent: calls return -EPERM.
+ * Reading tensors of a lease needs no lock. rv_detach and rv_disconnect must not run while another thread still uses
+ * what they end. After fork without exec the child must not use a connection or a lease of its parent: calls return
+ * -EPERM.
  */
 #ifndef RESVISOR_H
 #define RESVISOR_H
@@ -54,9 +55,9 @@ struct rv_failure {
 /*
  * Connects to the supervisor's local socket. socket_path NULL = $RESVISOR_SOCKET, else
  * $RESVISOR_RUNTIME_DIR/control/resvisor.sock, else /run/resvisor/control/resvisor.sock as root, else
- * $XDG_RUNTIME_DIR/resvisor/control/resvisor.sock, else /tmp/resvisor-UID/control/resvisor.sock if that directory is this
- * user's and nobody else may write to it. timeout_ms: for the handshake; negative = no limit.
- * -ECONNREFUSED / -ENOENT = not running; -EACCES = not admitted; -ETIMEDOUT; -EPROTO = other version.
+ * $XDG_RUNTIME_DIR/resvisor/control/resvisor.sock, else /tmp/resvisor-UID/control/resvisor.sock if that directory is
+ * this user's and nobody else may write to it. timeout_ms: for the handshake; negative = no limit. -ECONNREFUSED /
+ * -ENOENT = not running; -EACCES = not admitted; -ETIMEDOUT; -EPROTO = other version.
  */
 RV_API int rv_connect(const char *socket_path, int timeout_ms, struct rv_connection **ret_connection,
                       struct rv_failure *err);
@@ -67,25 +68,25 @@ RV_API void rv_disconnect(struct rv_connection *connection);
 /* ---- leases ----------------------------------------------------------------------------------------------------- */
 
 enum rv_mapping {
-    RV_MAPPING_AUTO = 0,           /* PRIVATE, or SHARED_READ_ONLY where the model lies in huge pages */
-    RV_MAPPING_PRIVATE = 1,        /* writable: a write makes a private copy of the page; the pool never changes */
+    RV_MAPPING_AUTO = 0,             /* PRIVATE, or SHARED_READ_ONLY where the model lies in huge pages */
+    RV_MAPPING_PRIVATE = 1,          /* writable: a write makes a private copy of the page; the pool never changes */
     RV_MAPPING_SHARED_READ_ONLY = 2, /* a write is SIGSEGV */
 };
 
 struct rv_attach_options {
-    size_t struct_size;     /* sizeof(struct rv_attach_options) */
+    size_t struct_size; /* sizeof(struct rv_attach_options) */
     enum rv_mapping mapping;
-    int timeout_ms;         /* for everything, loading included; negative = no limit; 0 = no limit too */
-    int model_fd;           /* -1, or an open descriptor of the model file (read-only is enough): then `model` is only a
-                               name for people, and the path rules of the supervisor do not apply. Stays the caller's. */
+    int timeout_ms; /* for everything, loading included; negative = no limit; 0 = no limit too */
+    int model_fd;   /* -1, or an open descriptor of the model file (read-only is enough): then `model` is only a
+                       name for people, and the path rules of the supervisor do not apply. Stays the caller's. */
     /* Called now and then while the model is being loaded, on the calling thread. Return false to give up (-ECANCELED).
      * bytes_total is 0 while unknown. May be NULL. */
     bool (*progress)(uint64_t bytes_done, uint64_t bytes_total, void *context);
     void *context;
 };
-#define RV_ATTACH_OPTIONS_INIT                                                                                         \
-    {                                                                                                                  \
-        sizeof(struct rv_attach_options), RV_MAPPING_AUTO, -1, -1, NULL, NULL                                          \
+#define RV_ATTACH_OPTIONS_INIT                                                \
+    {                                                                         \
+        sizeof(struct rv_attach_options), RV_MAPPING_AUTO, -1, -1, NULL, NULL \
     }
 
 /*
@@ -101,16 +102,16 @@ RV_API int rv_attach(struct rv_connection *connection, const char *model, const 
 RV_API void rv_detach(struct rv_lease *lease);
 
 struct rv_lease_info {
-    size_t struct_size;   /* set by the caller to sizeof(struct rv_lease_info) */
-    const char *model;    /* name as the supervisor knows it */
+    size_t struct_size; /* set by the caller to sizeof(struct rv_lease_info) */
+    const char *model;  /* name as the supervisor knows it */
     uint64_t lease_id;
     uint64_t generation;
-    uint64_t bytes;       /* mapped */
+    uint64_t bytes; /* mapped */
     uint64_t tensors;
     enum rv_mapping mapping;
-    bool waited;          /* rv_attach waited for a load */
-    uint64_t load_us;     /* how long, in microseconds */
-    uint64_t read_bytes;  /* what that load read from the file; 0 = the model was resident */
+    bool waited;         /* rv_attach waited for a load */
+    uint64_t load_us;    /* how long, in microseconds */
+    uint64_t read_bytes; /* what that load read from the file; 0 = the model was resident */
 };
 RV_API int rv_lease_get_info(const struct rv_lease *lease, struct rv_lease_info *info);
 
@@ -157,11 +158,11 @@ enum rv_dtype {
 struct rv_tensor {
     const char *name;
     enum rv_dtype dtype;
-    uint32_t rank;                 /* 0 = scalar */
-    const uint64_t *shape;         /* rank numbers of elements, outermost first; row-major, contiguous */
-    void *data;                    /* 256-byte aligned; writable only under RV_MAPPING_PRIVATE */
-    uint64_t length;               /* bytes */
-    const uint8_t *digest;         /* 16 bytes, XXH3-128 in canonical (big endian) form */
+    uint32_t rank;         /* 0 = scalar */
+    const uint64_t *shape; /* rank numbers of elements, outermost first; row-major, contiguous */
+    void *data;            /* 256-byte aligned; writable only under RV_MAPPING_PRIVATE */
+    uint64_t length;       /* bytes */
+    const uint8_t *digest; /* 16 bytes, XXH3-128 in canonical (big endian) form */
 };
 
 /* Fills *ret_tensor. -ENOENT = no tensor of that name. No scan: cost does not depend on the number of tensors. */
@@ -218,8 +219,9 @@ RV_API void rv_job_param_at(const struct rv_job *job, uint32_t i, const char **r
 RV_API const void *rv_job_payload(const struct rv_job *job, size_t *ret_size);
 
 /*
- * Says how far the job is; also the sign of life that `stall_timeout` waits for. Cheap: at most one message per 50 ms is
- * sent. total 0 = unknown; text may be NULL. Returns false when the job was cancelled: then stop and call rv_job_fail.
+ * Says how far the job is; also the sign of life that `stall_timeout` waits for. Cheap: at most one message per 50 ms
+ * is sent. total 0 = unknown; text may be NULL. Returns false when the job was cancelled: then stop and call
+ * rv_job_fail.
  */
 RV_API bool rv_job_progress(struct rv_job *job, uint64_t done, uint64_t total, const char *text);
 RV_API bool rv_job_cancelled(const struct rv_job *job);

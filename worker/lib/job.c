@@ -227,7 +227,8 @@ int rv_job_fail(struct rv_job *job, int code, const char *message)
 
     if (!job || job->magic != RV_JOB_MAGIC)
         return -EINVAL;
-    /* ERROR_SHUTTING_DOWN is the library's own word for a job that it did not start: the router gives it to another worker. */
+    /* ERROR_SHUTTING_DOWN is the library's own word for a job that it did not start: the router gives it to another
+     * worker. */
     if (code <= 0 || code >= rv_error_count() || code == ERROR(SHUTTING_DOWN))
         code = rv_job_cancelled(job) ? ERROR(CANCELLED) : ERROR(JOB_FAILED);
     if (!message || !*message)

@@ -526,8 +526,7 @@ static void end_requests(struct rv_http *http)
 {
     struct rv_http_request *request;
 
-    TAILQ_FOREACH(request, &http->requests, link)
-    {
+    TAILQ_FOREACH (request, &http->requests, link) {
         if (!request->suspended)
             continue;
         rv_parked_http_gone(http->router, request);
@@ -538,9 +537,9 @@ static void end_requests(struct rv_http *http)
     }
     for (unsigned i = 0; i < LAST_TURNS; i++)
         (void)MHD_run(http->daemon);
-    TAILQ_FOREACH(request, &http->requests, link)
-    if (request->suspended) /* a request that came in between */
-        rv_http_resume(request);
+    TAILQ_FOREACH (request, &http->requests, link)
+        if (request->suspended) /* a request that came in between */
+            rv_http_resume(request);
 }
 
 void rv_http_close(struct rv_router *router)
@@ -601,7 +600,7 @@ void rv_http_event(struct rv_router *router)
 
     if (!router->http || router->http->streams == 0)
         return;
-    TAILQ_FOREACH(request, &router->http->requests, link)
-    if (request->streaming)
-        rv_http_resume(request);
+    TAILQ_FOREACH (request, &router->http->requests, link)
+        if (request->streaming)
+            rv_http_resume(request);
 }

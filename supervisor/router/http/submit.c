@@ -40,8 +40,7 @@ static int take_params(struct rv_http_submit *s, json_t *value, struct rv_error 
         return BAD("params must be an object");
     if (json_object_size(value) > RV_PARAMS_MAX)
         return BAD("params has %zu entries; at most %u are allowed", json_object_size(value), RV_PARAMS_MAX);
-    json_object_foreach(value, key, item)
-    {
+    json_object_foreach (value, key, item) {
         Resvisor__V1__Param *param = &s->params[s->submit.n_params];
         char *number = s->values[s->submit.n_params];
 
@@ -178,8 +177,7 @@ int rv_http_submit_parse(const char *body, size_t length, struct rv_http_submit 
                    rv_escape(shown, sizeof(shown), where.text, strlen(where.text)));
     if (!json_is_object(ret_submit->root))
         return BAD("the body must be a JSON object");
-    json_object_foreach(ret_submit->root, key, value)
-    {
+    json_object_foreach (ret_submit->root, key, value) {
         unsigned i = 0;
         int r;
 
