@@ -32,8 +32,15 @@ struct rv_config_model { /* models.NAME */
 
 struct rv_config_type { /* types.NAME */
     char *name;
-    char *kind;                           /* worker kind: "native" */
-    char *executor;                       /* a name (libexec of the installation) or an absolute path to a .so */
+    char *kind;                           /* worker kind: "native", "python", "comfyui" */
+    char *executor;                       /* a name (libexec of the installation) or an absolute path to a .so; kind native */
+    char *python;                         /* absolute path of the interpreter; kinds python and comfyui */
+    char *script;                         /* absolute; kind python */
+    char *args[RV_TYPE_ARGS_MAX];         /* of the script, or of ComfyUI's main.py */
+    uint32_t arg_count;
+    char *directory;                      /* absolute, holds main.py; kind comfyui, as the next two */
+    char *state_folder;                   /* absolute; what each worker has of its own lies below; "" = the launcher's default */
+    char *pooling;                        /* "preferred", "required" */
     char *models[RV_TYPE_MODELS_MAX];     /* configured names; attached by each worker in this order */
     uint32_t model_count;
     char *accepts[RV_ACCEPTS_MAX];        /* kinds of graphs, words of graph_route.h; none = the type's own name */

@@ -299,6 +299,155 @@ static void check_executor(struct rv_loader *loader, uint32_t number)
         rv_loader_problem(loader, origin, key, "%s is not a readable file", type->executor);
 }
 
+/* The first executable of that name in PATH, absolute; NULL = none. */
+static char *find_in_path(const char *name)
+{
+    const char *folder = getenv("PATH");
+
+    for (size_t n; folder && *folder; folder += n + (folder[n] == ':')) {
+        char *text = NULL;
+
+        n = strcspn(folder, ":");
+        if (*folder != '/') /* the working folder is no place for programs */
+            continue;
+        if (asprintf(&text, "%.*s/%s", (int)n, folder, name) < 0)
+            return NULL;
+        if (access(text, X_OK) == 0)
+            return text;
+        free(text);
+    }
+    return NULL;
+}
+
+static bool is_file(const char *path, int mode)
+{
+    struct stat st;
+
+    if (stat(path, &st) < 0)
+        return false;
+    if (!S_ISREG(st.st_mode)) {
+        errno = S_ISDIR(st.st_mode) ? EISDIR : EINVAL;
+        return false;
+    }
+    return access(path, mode) == 0;
+}
+
+static void check_interpreter(struct rv_loader *loader, uint32_t number)
+{
+    struct rv_config_type *type = &loader->config->config.types[number];
+    struct rv_origin origin = origin_of(loader, "types.*.python", number);
+    char key[RV_KEY_PATH_MAX], *found = NULL;
+
+    (void)snprintf(key, sizeof(key), "types.%s.python", type->name);
+    if (*type->python != '\0' && !strchr(type->python, '/')) {
+        found = find_in_path(type->python);
+        if (!found) {
+            rv_loader_problem(loader, origin, key,
+                              "no program \"%s\" is in PATH; allowed: a name that is there, or the path of an "
+                              "interpreter",
+                              type->python);
+            return;
+        }
+    } else if (*type->python != '/' && asprintf(&found, "%s/%s", loader->file_folder, type->python) < 0) {
+        found = NULL;
+        loader->no_memory = true;
+        return;
+    }
+    if (found)
+        replace(loader, &type->python, found);
+    if (!is_file(type->python, X_OK))
+        rv_loader_problem(loader, origin, key,
+                          "%s: %s; allowed: a name that is in PATH, or the path of an interpreter", type->python,
+                          strerror(errno));
+}
+
+static void check_python(struct rv_loader *loader, uint32_t number)
+{
+    struct rv_config_type *type = &loader->config->config.types[number];
+    char key[RV_KEY_PATH_MAX];
+
+    (void)snprintf(key, sizeof(key), "types.%s.script", type->name);
+    if (*type->script == '\0')
+        rv_loader_problem(loader, loader->config->types[number].origin, key,
+                          "is missing; allowed: the path of a Python script");
+    else if (!is_file(type->script, R_OK))
+        rv_loader_problem(loader, origin_of(loader, "types.*.script", number), key,
+                          "%s: %s; allowed: the path of a Python script", type->script, strerror(errno));
+    check_interpreter(loader, number);
+}
+
+static void check_comfyui(struct rv_loader *loader, uint32_t number)
+{
+    struct rv_config_type *type = &loader->config->config.types[number];
+    char key[RV_KEY_PATH_MAX], path[PATH_MAX];
+    int n = snprintf(path, sizeof(path), "%s/main.py", type->directory);
+
+    (void)snprintf(key, sizeof(key), "types.%s.directory", type->name);
+    if (*type->directory == '\0')
+        rv_loader_problem(loader, loader->config->types[number].origin, key,
+                          "is missing; allowed: the folder of ComfyUI, with its main.py");
+    else if (n < 0 || (size_t)n >= sizeof(path) || !is_file(path, R_OK))
+        rv_loader_problem(loader, origin_of(loader, "types.*.directory", number), key,
+                          "%s: %s; allowed: the folder of ComfyUI, with its main.py", path, strerror(errno));
+    check_interpreter(loader, number);
+}
+
+/* ---- worker kinds ------------------------------------------------------------------------------------------------ */
+
+/* Keys that only some kinds of worker have; the others are for all. */
+static const struct {
+    const char *pattern;
+    const char *kinds; /* "a|b" */
+} kind_keys[] = {
+    {"types.*.executor", "native"},
+    {"types.*.script", "python"},
+    {"types.*.python", "python|comfyui"},
+    {"types.*.args", "python|comfyui"},
+    {"types.*.models", "native|python"},
+    {"types.*.mapping", "native|python"},
+    {"types.*.directory", "comfyui"},
+    {"types.*.state_folder", "comfyui"},
+    {"types.*.pooling", "comfyui"},
+};
+
+static const struct {
+    const char *kind;
+    void (*check)(struct rv_loader *loader, uint32_t number);
+} kind_checks[] = {
+    {"native", check_executor},
+    {"python", check_python},
+    {"comfyui", check_comfyui},
+};
+
+static bool has_word(const char *words, const char *word)
+{
+    size_t n = strlen(word);
+
+    for (; *words; words += strcspn(words, "|"), words += *words == '|')
+        if (strncmp(words, word, n) == 0 && (words[n] == '|' || words[n] == '\0'))
+            return true;
+    return false;
+}
+
+static void check_kind(struct rv_loader *loader, uint32_t number)
+{
+    const struct rv_config_type *type = &loader->config->config.types[number];
+
+    for (unsigned i = 0; i < sizeof(kind_keys) / sizeof(kind_keys[0]); i++) {
+        struct rv_origin origin = origin_of(loader, kind_keys[i].pattern, number);
+        char key[RV_KEY_PATH_MAX];
+
+        if (origin.source == RV_SOURCE_DEFAULT || has_word(kind_keys[i].kinds, type->kind))
+            continue;
+        rv_key_shown(rv_key_find(kind_keys[i].pattern), type->name, key, sizeof(key));
+        rv_loader_problem(loader, origin, key, "is not a key of workers of kind %s; allowed with kind: %s", type->kind,
+                          kind_keys[i].kinds);
+    }
+    for (unsigned i = 0; i < sizeof(kind_checks) / sizeof(kind_checks[0]); i++)
+        if (strcmp(kind_checks[i].kind, type->kind) == 0)
+            kind_checks[i].check(loader, number);
+}
+
 static bool model_is_known(const struct rv_config *c, const char *name)
 {
     for (uint32_t i = 0; i < c->model_count; i++)
@@ -329,7 +478,7 @@ static void check_type(struct rv_loader *loader, uint32_t number)
     struct rv_config_type *type = &c->types[number];
     char key[RV_KEY_PATH_MAX];
 
-    check_executor(loader, number);
+    check_kind(loader, number);
     (void)snprintf(key, sizeof(key), "types.%s.models", type->name);
     for (uint32_t i = 0; i < type->model_count; i++) {
         if (!model_is_known(c, type->models[i]))

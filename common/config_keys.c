@@ -82,10 +82,29 @@ static const struct rv_key keys[] = {
     {"models.*.format", RV_KEY_WORD, MODEL(format), 0, 0, false, "auto|safetensors|blob", "auto",
      "How the file is read: `auto` decides by suffix and content, `blob` holds it as one piece."},
 
-    {"types.*.kind", RV_KEY_WORD, TYPE(kind), 0, 0, false, "native", "native", "Kind of worker."},
+    {"types.*.kind", RV_KEY_WORD, TYPE(kind), 0, 0, false, "native|python|comfyui", "native",
+     "Kind of worker: `native` runs an executor, `python` a script that uses `resvisor.worker`, `comfyui` a ComfyUI of "
+     "your own (see comfyui.md)."},
     {"types.*.executor", RV_KEY_STRING, TYPE(executor), TEXT, "",
-     "The executor: a name such as `image`, looked up among the installed ones, or the absolute path of a `.so` file. "
-     "Required."},
+     "Kind `native` only, and required there. The executor: a name such as `image`, looked up among the installed ones, "
+     "or the absolute path of a `.so` file."},
+    {"types.*.script", RV_KEY_PATH, TYPE(script), TEXT, "",
+     "Kind `python` only, and required there. The worker's Python script. A relative one is relative to the "
+     "configuration file."},
+    {"types.*.python", RV_KEY_STRING, TYPE(python), TEXT, "python3",
+     "Kinds `python` and `comfyui` only. The interpreter: a name that is looked up in `PATH`, or a path such as that of a virtual "
+     "environment's `bin/python`; a relative one is relative to the configuration file."},
+    {"types.*.args", RV_KEY_LIST, TYPE_LIST(args, arg_count), 0, RV_TYPE_ARGS_MAX, false, NULL, "",
+     "Kinds `python` and `comfyui` only. Arguments of the script, or of ComfyUI's `main.py`; one element each."},
+    {"types.*.directory", RV_KEY_PATH, TYPE(directory), TEXT, "",
+     "Kind `comfyui` only, and required there. The folder of ComfyUI, with its `main.py`."},
+    {"types.*.state_folder", RV_KEY_PATH, TYPE(state_folder), TEXT, "",
+     "Kind `comfyui` only. Where each worker has its own temporary, user and database folders. Empty means "
+     "`$STATE_DIRECTORY`, else `/var/lib/resvisor` for root, else `$XDG_STATE_HOME/resvisor`, else "
+     "`~/.local/state/resvisor`."},
+    {"types.*.pooling", RV_KEY_WORD, TYPE(pooling), 0, 0, false, "preferred|required", "preferred",
+     "Kind `comfyui` only. What happens when ComfyUI's loader cannot be connected with the pool: `preferred` leaves it "
+     "to ComfyUI's own loader and shows `unpooled` with the reason, `required` makes the worker FAILED."},
     {"types.*.models", RV_KEY_LIST, TYPE_LIST(models, model_count), 0, RV_TYPE_MODELS_MAX, false, NULL, "",
      "Names of models that each worker attaches at start, in this order. Jobs use the first unless they name another."},
     {"types.*.accepts", RV_KEY_LIST, TYPE_LIST(accepts, accept_count), 0, RV_ACCEPTS_MAX, false,

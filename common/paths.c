@@ -10,6 +10,7 @@ static const char *const places[] = {
     [RV_BIN] = "bin",
     [RV_LIBEXEC] = "libexec/resvisor",
     [RV_EXECUTORS] = "lib/resvisor/executors",
+    [RV_LIB] = "lib/resvisor",
 };
 
 int rv_installed_path(enum rv_place where, const char *name, char *buffer, size_t size)

@@ -6,10 +6,11 @@
 #include <stddef.h>
 
 /*
- * Writes the absolute path of an installed program or executor. where: RV_BIN, RV_LIBEXEC or RV_EXECUTORS.
+ * Writes the absolute path of an installed program, executor or folder (RV_LIB: "python" is the Python
+ * package's).
  * 0, -ENAMETOOLONG, or what readlink of /proc/self/exe says.
  */
-enum rv_place { RV_BIN, RV_LIBEXEC, RV_EXECUTORS };
+enum rv_place { RV_BIN, RV_LIBEXEC, RV_EXECUTORS, RV_LIB };
 int rv_installed_path(enum rv_place where, const char *name, char *buffer, size_t size);
 
 #endif

@@ -26,6 +26,7 @@
 #define RV_FOLDERS_MAX 64u
 #define RV_TYPE_MODELS_MAX 16u
 #define RV_ENV_MAX 64u
+#define RV_TYPE_ARGS_MAX 64u                  /* arguments of a worker's script */
 #define RV_DEATHS_MAX 1000u                   /* of one worker that are remembered: types.*.max_deaths goes so far */
 
 #define RV_PARAMS_MAX 64u

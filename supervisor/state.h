@@ -134,6 +134,7 @@ struct rv_worker_record {
     uint64_t ready_us; /* when it became ready; 0 = not yet */
     char last_exit[RV_EXIT_TEXT_MAX + RV_NAME_MAX + 64];
     char job[RV_NAME_MAX + 1]; /* what the router gave it */
+    char detail[256];          /* what it said when it became ready; empty = it is not */
     bool start_again;          /* after draining */
 };
 

@@ -121,7 +121,7 @@ struct rv_worker_facts {
     pid_t pid;
     uint64_t incarnation, started_us;
     uint32_t starts;
-    const char *last_exit, *job;
+    const char *last_exit, *job, *detail;
     struct rv_session *session;
     struct rv_log *log;
 };

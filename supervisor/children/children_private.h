@@ -38,8 +38,12 @@ struct rv_worker_kind {
     /* Fills path and argv (texts owned by storage, at most RV_WORKER_ARGS_MAX pointers). 0 or negative errno with err. */
     int (*command)(const struct rv_config_type *type, char *path, size_t path_size, const char **argv,
                    struct rv_error *err);
+    /* Adds "KEY=value" texts that the caller frees, at most RV_KIND_ENV_MAX, and counts them in *ret_count, also on
+     * failure. They go before the type's own. 0 or negative errno with err. NULL = none. */
+    int (*environment)(const struct rv_config_type *type, char **env, unsigned *ret_count, struct rv_error *err);
 };
-#define RV_WORKER_ARGS_MAX (8u + 2u * RV_TYPE_MODELS_MAX)
+#define RV_WORKER_ARGS_MAX (8u + 2u * RV_TYPE_MODELS_MAX + RV_TYPE_ARGS_MAX)
+#define RV_KIND_ENV_MAX 8u
 
 const struct rv_worker_kind *rv_worker_kind_by_name(const char *name);
 

@@ -167,6 +167,7 @@ static void on_exit_worker(struct rv_supervisor *s, struct rv_child *child, cons
     rv_log(as_asked ? RV_LOG_INFO : RV_LOG_WARNING, "worker %s %s; %s", w->record->id, w->record->last_exit, v.next);
     rv_router_worker_gone(s, w->record->id, child->process->incarnation, report->text, v.next);
     w->record->job[0] = '\0';
+    w->record->detail[0] = '\0';
     w->record->ready_us = 0;
     w->record->start_again = false;
     set_state(w, v.state);
@@ -191,12 +192,38 @@ static void spawn_failed(struct rv_worker *w, const struct rv_error *err)
     arm(w, SPAWN_RETRY_US);
 }
 
+/* What its kind sets, then the type's env without what the kind has merged already. The caller frees the texts. */
+static int own_environment(const struct rv_config_type *type, const struct rv_worker_kind *kind, char **env,
+                           unsigned *ret_count, struct rv_error *err)
+{
+    unsigned of_kind;
+    int r = kind->environment ? kind->environment(type, env, ret_count, err) : 0;
+
+    of_kind = *ret_count;
+    for (uint32_t i = 0; i < type->env_count && r >= 0; i++) {
+        size_t length = strlen(type->env[i].key);
+        bool merged = false;
+
+        for (unsigned k = 0; k < of_kind; k++)
+            merged |= strncmp(env[k], type->env[i].key, length) == 0 && env[k][length] == '=';
+        if (merged)
+            continue;
+        r = asprintf(&env[*ret_count], "%s=%s", type->env[i].key, type->env[i].value);
+        if (r < 0)
+            rv_error_set(err, ENOMEM, ERROR(NO_MEMORY), "no memory for its environment");
+        else
+            (*ret_count)++;
+    }
+    return r < 0 ? r : 0;
+}
+
 static void start(struct rv_worker *w)
 {
     struct rv_supervisor *s = w->supervisor;
     const struct rv_worker_kind *kind = rv_worker_kind_by_name(w->type->kind);
     char path[RV_PATH_MAX], id[128], type[128], incarnation[64], socket[RV_PATH_MAX + 64];
-    char *own_env[RV_ENV_MAX] = {NULL};
+    char *own_env[RV_KIND_ENV_MAX + RV_ENV_MAX] = {NULL};
+    unsigned own_count = 0;
     const char *argv[RV_WORKER_ARGS_MAX + 1], *env[RV_SPAWN_ENV_MAX + 1];
     struct rv_error err = {0};
     unsigned n = 0;
@@ -218,19 +245,14 @@ static void start(struct rv_worker *w)
     env[n++] = type;
     env[n++] = incarnation;
     env[n++] = socket;
-    for (uint32_t i = 0; i < w->type->env_count && r >= 0; i++) {
-        r = asprintf(&own_env[i], "%s=%s", w->type->env[i].key, w->type->env[i].value);
-        if (r < 0) {
-            own_env[i] = NULL;
-            rv_error_set(&err, ENOMEM, ERROR(NO_MEMORY), "no memory for its environment");
-        }
+    r = own_environment(w->type, kind, own_env, &own_count, &err);
+    for (unsigned i = 0; i < own_count; i++)
         env[n++] = own_env[i];
-    }
     env[n] = NULL;
     if (r >= 0)
         r = rv_child_spawn(s, &w->child, &(struct rv_spawn_options){RV_CHILD_WORKER, w->record->id, path, argv, env},
                            &err);
-    for (uint32_t i = 0; i < w->type->env_count; i++)
+    for (unsigned i = 0; i < own_count; i++)
         free(own_env[i]);
     if (r < 0) {
         spawn_failed(w, &err);
@@ -245,15 +267,14 @@ static void start(struct rv_worker *w)
 
 void rv_worker_on_ready(struct rv_supervisor *s, struct rv_worker *w, const Rv__WorkerReady *message)
 {
-    char detail[256];
-
     if (w->record->state != RV_WORKER_STARTING)
         return;
+    rv_escape(w->record->detail, sizeof(w->record->detail), message->detail, strlen(message->detail));
     w->record->ready_us = rv_now_us();
     set_state(w, RV_WORKER_READY);
     rv_log_info("worker %s is ready after %.2f s: %s", w->record->id,
                 (double)(w->record->ready_us - w->child.process->started_us) / (double)RV_SEC,
-                rv_escape(detail, sizeof(detail), message->detail, strlen(message->detail)));
+                w->record->detail);
     rv_router_connect_worker(s, w);
     restart_waits_check(s);
 }
@@ -559,6 +580,7 @@ void rv_worker_get_facts(const struct rv_worker *w, struct rv_worker_facts *ret_
         .started_us = w->child.process->started_us,
         .starts = w->record->starts,
         .last_exit = w->record->last_exit,
+        .detail = w->record->detail,
         .job = w->record->job,
         .session = w->child.session,
         .log = w->child.log,

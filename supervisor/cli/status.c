@@ -92,6 +92,7 @@ static json_t *worker_json(const Resvisor__V1__WorkerStatus *worker)
     SET_INTEGER(root, "starts", worker->starts);
     SET_TEXT(root, "last_exit", worker->last_exit);
     SET_TEXT(root, "job", worker->job);
+    SET_TEXT(root, "detail", worker->detail);
     SET_INTEGER(root, "uptime_ms", worker->uptime_ms);
     return root;
 }
@@ -224,6 +225,15 @@ static void print_types(const struct facts *facts)
         }
     }
     rv_table_print(&table);
+}
+
+/* What a worker says of itself is long; only a worker that works without the pool needs to be seen here. */
+static void print_unpooled(const Resvisor__V1__Status *status)
+{
+    for (size_t i = 0; i < status->n_types; i++)
+        for (size_t k = 0; k < status->types[i]->n_workers; k++)
+            if (strstr(status->types[i]->workers[k]->detail, "unpooled: "))
+                printf("%s: %s\n", status->types[i]->workers[k]->id, status->types[i]->workers[k]->detail);
 }
 
 static void print_models(const Resvisor__V1__Status *status)

@@ -119,6 +119,7 @@ static void fill_types(struct rv_supervisor *s, struct answer *a)
             worker->starts = facts.starts;
             worker->last_exit = (char *)facts.last_exit;
             worker->job = (char *)facts.job;
+            worker->detail = (char *)facts.detail;
             worker->uptime_ms = facts.pid ? (rv_now_us() - facts.started_us) / RV_MSEC : 0;
             a->worker_pointers[next] = worker;
         }

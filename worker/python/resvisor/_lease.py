@@ -1,0 +1,392 @@
+"""Connections, leases and tensors.
+
+Lifetime. Everything that shows the pool's memory (memoryview, numpy array, torch tensor, DLPack) keeps a ctypes array
+alive, and that keeps a _Mapping alive; the lease is given back and the memory unmapped when the _Mapping dies. So memory
+is valid as long as anything made from it lives, whoever holds that, and nobody has to close in the right order. The frees
+are numpy's and torch's own C functions: a ctypes callback as a DLPack deleter would be called after the interpreter is
+gone.
+"""
+
+import ctypes
+import json
+import math
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from ._codes import ErrorCode
+from ._errors import Error, Unsupported, check
+from ._library import AttachOptions, Failure, LeaseInfo, ProgressFunction, RawTensor, library
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+MappingMode = Literal["auto", "private", "shared"]
+Progress = Callable[[int, int], "bool | None"]
+
+_MAPPINGS: dict[str, int] = {"auto": 0, "private": 1, "shared": 2}
+_MAPPING_NAMES: dict[int, MappingMode] = {1: "private", 2: "shared"}
+_NO_LIMIT = -1
+_TIMEOUT_MS_MAX = 2**31 - 1
+
+
+def _timeout_ms(timeout: float | None) -> int:
+    """Seconds as rv_… functions take them; None = no limit. 0 is the shortest limit, not none."""
+    if timeout is None:
+        return _NO_LIMIT
+    if math.isnan(timeout) or timeout < 0:
+        raise ValueError(f"a timeout of {timeout} s; allowed: 0 or more, or None for no limit")
+    return max(1, min(_TIMEOUT_MS_MAX, math.ceil(timeout * 1000))) if timeout < _TIMEOUT_MS_MAX else _TIMEOUT_MS_MAX
+
+
+def _at_end(owner: object, function: Callable[..., object], *arguments: object) -> None:
+    """Calls function when owner is gone, but not when the interpreter ends: arrays may outlive everything then."""
+    weakref.finalize(owner, function, *arguments).atexit = False
+
+
+class _Handle:
+    """A connection's pointer. It ends when the Connection is closed and the last lease is gone."""
+
+    __slots__ = ("pointer", "__weakref__")
+
+    def __init__(self, pointer: int, owned: bool) -> None:
+        self.pointer = pointer
+        if owned:
+            _at_end(self, library().rv_disconnect, pointer)
+
+
+class _Mapping:
+    """A lease's pointer, kept by everything that shows its memory."""
+
+    __slots__ = ("pointer", "__weakref__")
+
+    def __init__(self, pointer: int, handle: _Handle) -> None:
+        self.pointer = pointer
+        _at_end(self, _detach, pointer, handle)
+
+
+def _detach(pointer: int, handle: _Handle) -> None:
+    """handle is here so that the connection ends after its leases."""
+    library().rv_detach(pointer)
+
+
+class Tensor:
+    """One tensor of a lease: facts, and views of its memory. Nothing here copies, but tobytes."""
+
+    __slots__ = ("name", "dtype", "shape", "nbytes", "address", "digest", "writable", "_mapping")
+
+    name: str
+    dtype: str  #: as in safetensors files: "F32", "BF16"; "BLOB" = a file of another format
+    shape: tuple[int, ...]
+    nbytes: int
+    address: int
+    digest: str  #: XXH3-128 in hexadecimal
+    writable: bool  #: a write makes a private copy of the page; the pool never changes
+
+    def __init__(self, raw: RawTensor, mapping: _Mapping, writable: bool) -> None:
+        self.name = raw.name.decode()
+        self.dtype = _dtype_name(raw.dtype)
+        self.shape = tuple(raw.shape[0 : raw.rank]) if raw.rank else ()
+        self.nbytes = raw.length
+        self.address = raw.data or 0
+        self.digest = bytes(raw.digest[0:16]).hex()
+        self.writable = writable
+        self._mapping = mapping
+
+    def __repr__(self) -> str:
+        return f"<resvisor.Tensor {self.name!r} {self.dtype} {list(self.shape)}>"
+
+    def _array(self) -> "ctypes.Array[ctypes.c_ubyte]":
+        """The memory as a ctypes array that keeps it mapped."""
+        array = (ctypes.c_ubyte * self.nbytes).from_address(self.address) if self.nbytes else (ctypes.c_ubyte * 0)()
+        array._resvisor_mapping = self._mapping  # type: ignore[attr-defined]
+        return array
+
+    def memoryview(self) -> memoryview:
+        """The bytes in place. Read-only under a shared mapping."""
+        view = memoryview(self._array()).cast("B")
+        return view if self.writable else view.toreadonly()
+
+    def tobytes(self) -> bytes:
+        """A copy of the bytes."""
+        return bytes(self.memoryview())
+
+    def numpy(self) -> "numpy.ndarray[Any, Any]":
+        """A numpy array in place. Unsupported for dtypes that numpy does not have."""
+        from . import numpy as module
+
+        return module.from_tensor(self)
+
+    def torch(self) -> "torch.Tensor":
+        """A torch tensor in place, on the CPU."""
+        from . import torch as module
+
+        return module.from_tensor(self)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """For CuPy, JAX and others. The capsule is numpy's own, or torch's for dtypes that numpy does not have."""
+        try:
+            return self.numpy().__dlpack__(**options)
+        except Unsupported:
+            return self.torch().__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)  # kDLCPU
+
+
+def _dtype_name(dtype: int) -> str:
+    text = library().rv_dtype_text(dtype)
+    return text.decode() if text else f"dtype {dtype}"
+
+
+class Lease(Mapping[str, Tensor]):
+    """A model of the pool, mapped: a mapping from tensor names to tensors, in the order of the file's data.
+
+    `with` or close() ends the use of this object. The lease itself, and the memory, stay until the last array, tensor or
+    memoryview that was made from it is gone too.
+    """
+
+    model: str
+    lease_id: int
+    generation: int
+    bytes: int  #: mapped
+    mapping: MappingMode
+    waited: bool  #: attach waited for a load
+    load_us: int
+    read_bytes: int  #: what that load read from the file; 0 = the model was resident
+
+    def __init__(self, pointer: int, handle: _Handle) -> None:
+        self._mapping: _Mapping | None = _Mapping(pointer, handle)
+        info = LeaseInfo(struct_size=ctypes.sizeof(LeaseInfo))
+        check(library().rv_lease_get_info(pointer, info), what="a lease")
+        self.model = info.model.decode()
+        self.lease_id = info.lease_id
+        self.generation = info.generation
+        self.bytes = info.bytes
+        self.mapping = _MAPPING_NAMES[info.mapping]
+        self.waited = info.waited
+        self.load_us = info.load_us
+        self.read_bytes = info.read_bytes
+        self._count: int = info.tensors
+
+    def __repr__(self) -> str:
+        state = "" if self._mapping else ", closed"
+        return f"<resvisor.Lease {self.model!r} generation {self.generation}, {self._count} tensors{state}>"
+
+    def _held(self) -> _Mapping:
+        """What keeps the memory; a caller's own reference makes a close() in another thread harmless."""
+        mapping = self._mapping
+        if mapping is None:
+            raise ValueError(f"the lease of {self.model} is closed")
+        return mapping
+
+    def close(self) -> None:
+        """Ends the use of this object; again is fine."""
+        self._mapping = None
+
+    @property
+    def closed(self) -> bool:
+        return self._mapping is None
+
+    def __enter__(self) -> "Lease":
+        self._held()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        for tensor in self.tensors():
+            yield tensor.name
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            return isinstance(name, str) and self[name] is not None
+        except KeyError:
+            return False
+
+    def __getitem__(self, name: str) -> Tensor:
+        held, raw = self._held(), RawTensor()
+        text = name.encode()
+        if b"\0" in text or library().rv_tensor_find(held.pointer, text, raw) < 0:
+            raise KeyError(name)
+        return Tensor(raw, held, self.mapping == "private")
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All tensors, in the order of the file's data."""
+        held, raw, find = self._held(), RawTensor(), library().rv_tensor_at
+        writable = self.mapping == "private"
+        for i in range(self._count):
+            check(find(held.pointer, i, raw), what=f"tensor {i} of {self.model}")
+            yield Tensor(raw, held, writable)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The file's __metadata__; empty if it has none."""
+        held = self._held()
+        text = library().rv_lease_metadata(held.pointer)
+        found: dict[str, str] = json.loads(text) if text else {}
+        return found
+
+    def numpy(self) -> "dict[str, numpy.ndarray[Any, Any]]":
+        """All tensors as numpy arrays in place."""
+        return {tensor.name: tensor.numpy() for tensor in self.tensors()}
+
+    def torch(self) -> "dict[str, torch.Tensor]":
+        """All tensors as torch tensors in place."""
+        return {tensor.name: tensor.torch() for tensor in self.tensors()}
+
+    def copied_bytes(self) -> int:
+        """Bytes of pages that this process has copied by writing to them. Walks the page tables: for reports."""
+        held, found = self._held(), ctypes.c_uint64()
+        check(library().rv_lease_copied_bytes(held.pointer, found), what="copied bytes")
+        return found.value
+
+    def verify(self) -> None:
+        """Compares the pool's own bytes with their digests; ModelInvalid names the first tensor that differs."""
+        held, name = self._held(), ctypes.c_char_p()
+        result = library().rv_lease_verify(held.pointer, name)
+        check(result, what=f"tensor {(name.value or b'').decode()!r} of {self.model} differs from its digest")
+
+
+class _Caller:
+    """The progress function of one attach. Python code runs in it now and then, so that a signal is seen as well."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.progress = progress
+        self.error: BaseException | None = None
+        self.function = ProgressFunction(self._call)
+
+    def _call(self, done: int, total: int, context: object) -> bool:
+        try:
+            return self.progress is None or self.progress(done, total) is not False
+        except BaseException as error:  # raised again by attach: an exception cannot cross C
+            self.error = error
+            return False
+
+
+class Connection:
+    """A connection to the supervisor. Threads may share it; after a fork the child makes its own.
+
+    `with` or close() ends it for new leases. The socket closes when the last lease is gone, so that the supervisor counts
+    what is in use.
+    """
+
+    def __init__(self, handle: _Handle) -> None:
+        self._handle: _Handle | None = handle
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    def close(self) -> None:
+        """Again is fine."""
+        self._handle = None
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def attach(
+        self,
+        model: "str | os.PathLike[str]",
+        *,
+        mapping: MappingMode = "auto",
+        timeout: float | None = None,
+        fd: int | None = None,
+        progress: Progress | None = None,
+    ) -> Lease:
+        """Takes a lease on a model: a configured name, or an absolute path inside a configured model folder.
+
+        Waits for the load if the model is not resident. mapping: "private" = a write copies the page for this process,
+        "shared" = read-only, "auto" = private, or shared where the model lies in huge pages. timeout: seconds for
+        everything. fd: an open descriptor of the model file; then model is only a name for people. progress(done, total):
+        bytes, called on this thread while the model is loaded (total is 0 while unknown); False gives up, and so does an
+        exception, which comes out of attach.
+        """
+        handle = self._handle
+        if handle is None:
+            raise ValueError("the connection is closed")
+        if mapping not in _MAPPINGS:
+            raise ValueError(f"no mapping {mapping!r}; allowed: auto, private, shared")
+        name = os.fsencode(model)
+        if b"\0" in name:
+            raise ValueError("a model's name has no NUL")
+        caller, failure, pointer = _Caller(progress), Failure(), ctypes.c_void_p()
+        options = AttachOptions(
+            ctypes.sizeof(AttachOptions), _MAPPINGS[mapping], _timeout_ms(timeout), -1 if fd is None else fd,
+            caller.function, None,
+        )  # fmt: skip
+        result = library().rv_attach(handle.pointer, name, options, pointer, failure)
+        if caller.error is not None:
+            if result >= 0:
+                library().rv_detach(pointer)
+            raise caller.error
+        check(result, failure, f"attach of {os.fsdecode(name)}")
+        assert pointer.value is not None
+        return Lease(pointer.value, handle)
+
+
+def connect(socket: "str | os.PathLike[str] | None" = None, *, timeout: float | None = 5.0) -> Connection:
+    """Connects to the supervisor. socket None = found as docs/libresvisor.md says; timeout: seconds, None = no limit."""
+    failure, pointer = Failure(), ctypes.c_void_p()
+    path = None if socket is None else os.fsencode(socket)
+    check(library().rv_connect(path, _timeout_ms(timeout), pointer, failure), failure, "connect")
+    assert pointer.value is not None
+    return Connection(_Handle(pointer.value, owned=True))
+
+
+# ---- the connection that load_file and safe_open share ------------------------------------------------------------
+
+_lock = threading.Lock()
+_shared: tuple[int, Connection] | None = None  # with the process that made it
+
+
+def _reset_lock() -> None:
+    """In the child of a fork: another thread may have held it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_reset_lock)
+
+
+def set_default_connection(connection: Connection) -> None:
+    """The connection that load_file and safe_open use in this process. A worker sets its own."""
+    global _shared
+    with _lock:
+        _shared = (os.getpid(), connection)
+
+
+def default_connection() -> Connection:
+    """The connection of this process that load_file and safe_open use: made when needed."""
+    global _shared
+    with _lock:
+        if _shared is None or _shared[0] != os.getpid() or _shared[1].closed:
+            _shared = (os.getpid(), connect())
+        return _shared[1]
+
+
+def attach_default(model: str, **options: Any) -> Lease:
+    """Attaches by the default connection; one that has died is made again once."""
+    connection = default_connection()
+    try:
+        return connection.attach(model, **options)
+    except Error as error:
+        if error.code is not ErrorCode.NOT_RUNNING:
+            raise
+    connection.close()
+    return default_connection().attach(model, **options)

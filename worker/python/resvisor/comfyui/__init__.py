@@ -1,0 +1,7 @@
+"""ComfyUI as a worker of resvisor: its own code and server, weights from the pool, jobs from the router.
+
+`python -m resvisor.comfyui MAIN.PY ARGS…` is what the worker kind `comfyui` starts; docs/comfyui.md explains it.
+
+launcher.py starts everything, imports.py and hooks.py connect ComfyUI's loader with the pool, pool.py keeps the mappings,
+server.py gives ComfyUI its socket and watches its events, jobs.py runs jobs, files.py collects what they made.
+"""
