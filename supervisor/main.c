@@ -22,6 +22,7 @@ const struct rv_command *const rv_commands[] = {
     &rv_command_restart,
     &rv_command_logs,
     &rv_command_route,
+    &rv_command_init,
     &rv_command_check,
     &rv_command_errors,
     &rv_command_version,
