@@ -94,6 +94,12 @@ static bool is_model_file(const char *text)
     return false;
 }
 
+static void take_file(struct rv_graph *graph, json_t *value, uint32_t node)
+{
+    if (json_is_string(value) && is_model_file(json_string_value(value)) && graph->file_count < RV_GRAPH_FILES_MAX)
+        graph->files[graph->file_count++] = (struct rv_graph_file){json_string_value(value), node};
+}
+
 /* Takes the file names among a node's inputs or widget values. */
 static void collect_files(struct rv_graph *graph, json_t *values, uint32_t node)
 {
@@ -101,15 +107,10 @@ static void collect_files(struct rv_graph *graph, json_t *values, uint32_t node)
     const char *key;
     size_t i;
 
-    if (json_is_array(values)) {
-        json_array_foreach(values, i, value) if (json_is_string(value) && is_model_file(json_string_value(value)) &&
-                                                 graph->file_count < RV_GRAPH_FILES_MAX)
-            graph->files[graph->file_count++] = (struct rv_graph_file){json_string_value(value), node};
-    } else if (json_is_object(values)) {
-        json_object_foreach(values, key, value) if (json_is_string(value) && is_model_file(json_string_value(value)) &&
-                                                    graph->file_count < RV_GRAPH_FILES_MAX)
-            graph->files[graph->file_count++] = (struct rv_graph_file){json_string_value(value), node};
-    }
+    json_array_foreach (values, i, value)
+        take_file(graph, value, node);
+    json_object_foreach (values, key, value)
+        take_file(graph, value, node);
 }
 
 static int too_many_nodes(struct rv_error *err)
@@ -163,8 +164,7 @@ static int link_node(struct rv_graph *graph, uint32_t node, json_t *inputs, json
     json_t *value;
 
     graph->links->from[node] = graph->links->count;
-    json_object_foreach(inputs, key, value)
-    {
+    json_object_foreach (inputs, key, value) {
         json_t *id = json_is_array(value) && json_array_size(value) == 2 ? json_array_get(value, 0) : NULL;
         json_t *number =
             json_is_string(id) ? json_object_getn(numbers, json_string_value(id), json_string_length(id)) : NULL;
@@ -205,8 +205,7 @@ static int read_prompt(struct rv_graph *graph, json_t *prompt, json_t *targets, 
         r = no_memory(err);
     if (r < 0)
         goto out;
-    json_object_foreach(prompt, id, value)
-    {
+    json_object_foreach (prompt, id, value) {
         const char *class_type = class_of(value, "class_type");
 
         if (!class_type) {
@@ -221,8 +220,7 @@ static int read_prompt(struct rv_graph *graph, json_t *prompt, json_t *targets, 
             goto out;
         }
     }
-    json_object_foreach(prompt, id, value)
-    {
+    json_object_foreach (prompt, id, value) {
         if (link_node(graph, i++, json_object_get(value, "inputs"), numbers) < 0) {
             r = no_memory(err);
             goto out;
@@ -235,17 +233,18 @@ out:
 
 /* ---- saved workflows --------------------------------------------------------------------------------------------- */
 
-/* One list of nodes that runs: the workflow's own, or a subgraph's. */
+/* One list of nodes that runs: the workflow's own, a subgraph's, or a group node's (how subgraphs were stored before).
+ */
 struct level {
     json_t *graph;
-    const char *name; /* "" for the workflow's own */
+    const char *name; /* the class of the node that stands for it; "" for the workflow's own */
 };
 
 /* The levels that run: each subgraph once, however often it is used, so that nesting cannot multiply. */
 struct levels {
     struct level *list;
     uint32_t count;
-    json_t *subgraphs; /* id -> its definition */
+    json_t *subgraphs; /* class of the node that stands for it -> its definition */
     json_t *waiting;   /* the same, of those that are not in the list yet */
 };
 
@@ -274,7 +273,9 @@ static bool is_used(json_t *node)
     json_t *outputs = json_object_get(node, "outputs"), *output;
     size_t i;
 
-    json_array_foreach(outputs, i, output) if (json_array_size(json_object_get(output, "links")) > 0) return true;
+    json_array_foreach (outputs, i, output)
+        if (json_array_size(json_object_get(output, "links")) > 0)
+            return true;
     return false;
 }
 
@@ -285,7 +286,7 @@ static int add_workflow_node(struct rv_graph *graph, const struct level *level, 
 
     if (graph->node_count == RV_GRAPH_NODES_MAX)
         return too_many_nodes(err);
-    id = make_id(graph, level->name, json_object_get(node, "id"));
+    id = make_id(graph, level->name, json_object_get(node, json_object_get(node, "id") ? "id" : "index"));
     if (!id)
         return no_memory(err);
     if (!class_type)
@@ -303,8 +304,7 @@ static int read_level(struct rv_graph *graph, struct levels *levels, uint32_t nu
     size_t i;
     int r;
 
-    json_array_foreach(nodes, i, node)
-    {
+    json_array_foreach (nodes, i, node) {
         const char *class_type = class_of(node, "type");
         json_t *subgraph = class_type ? json_object_get(levels->subgraphs, class_type) : NULL;
 
@@ -319,16 +319,42 @@ static int read_level(struct rv_graph *graph, struct levels *levels, uint32_t nu
             continue;
         }
         if (json_object_del(levels->waiting, class_type) == 0) /* the root still holds the definition */
-            levels->list[levels->count++] =
-                (struct level){subgraph, json_string_value(json_object_get(subgraph, "id"))};
+            levels->list[levels->count++] = (struct level){subgraph, class_type};
+    }
+    return 0;
+}
+
+/* A subgraph is stood for by a node with its id as class, a group by "workflow>NAME", or "workflow/NAME". */
+static int find_subgraphs(json_t *subgraphs, json_t *definitions, json_t *groups)
+{
+    json_t *subgraph;
+    const char *name;
+    size_t i;
+
+    json_array_foreach (definitions, i, subgraph) {
+        const char *id = class_of(subgraph, "id");
+
+        if (id && json_object_set(subgraphs, id, subgraph) < 0)
+            return -ENOMEM;
+    }
+    json_object_foreach (groups, name, subgraph) {
+        char class_type[RV_GRAPH_NAME_MAX + 1];
+
+        for (const char *mark = ">/"; *mark; mark++) {
+            int n = snprintf(class_type, sizeof(class_type), "workflow%c%s", *mark, name);
+
+            if (n > 0 && (size_t)n < sizeof(class_type) && json_object_set(subgraphs, class_type, subgraph) < 0)
+                return -ENOMEM;
+        }
     }
     return 0;
 }
 
 static int read_workflow(struct rv_graph *graph, json_t *root, struct rv_error *err)
 {
-    json_t *definitions = json_object_get(json_object_get(root, "definitions"), "subgraphs"), *subgraph;
-    size_t count = json_array_size(definitions), i;
+    json_t *definitions = json_object_get(json_object_get(root, "definitions"), "subgraphs");
+    json_t *groups = json_object_get(json_object_get(root, "extra"), "groupNodes");
+    size_t count = json_array_size(definitions) + 2 * json_object_size(groups);
     struct levels levels = {calloc(count + 1, sizeof(*levels.list)), 1, json_object(), NULL};
     int r = 0;
 
@@ -338,14 +364,9 @@ static int read_workflow(struct rv_graph *graph, json_t *root, struct rv_error *
         r = no_memory(err);
         goto out;
     }
-    json_array_foreach(definitions, i, subgraph)
-    {
-        const char *id = class_of(subgraph, "id");
-
-        if (id && json_object_set(levels.subgraphs, id, subgraph) < 0) {
-            r = no_memory(err);
-            goto out;
-        }
+    if (find_subgraphs(levels.subgraphs, definitions, groups) < 0) {
+        r = no_memory(err);
+        goto out;
     }
     levels.waiting = json_copy(levels.subgraphs);
     if (!levels.waiting) {
@@ -379,8 +400,9 @@ static int read_request(struct rv_graph *graph, json_t *root, json_t **ret_targe
         return 0;
     graph->is_partial = true;
     *ret_targets = json_object();
-    json_array_foreach(list, i, id) if (json_is_string(id) && json_object_set(*ret_targets, json_string_value(id), id) <
-                                                                  0) return no_memory(err);
+    json_array_foreach (list, i, id)
+        if (json_is_string(id) && json_object_set(*ret_targets, json_string_value(id), id) < 0)
+            return no_memory(err);
     return 0;
 }
 

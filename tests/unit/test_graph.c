@@ -299,6 +299,22 @@ static void test_subgraphs_are_read_once_and_only_where_used(void **state)
     rv_graph_destroy(graph);
 }
 
+static void test_group_nodes_of_older_workflows_are_read(void **state)
+{
+    struct rv_graph *graph =
+        parse("{\"nodes\":[{\"id\":1,\"type\":\"workflow/both\"},{\"id\":2,\"type\":\"workflow>both\"}],"
+              "\"extra\":{\"groupNodes\":{\"both\":{\"nodes\":[{\"index\":3,\"type\":\"SaveAudio\"}]},"
+              "\"other\":{\"nodes\":[{\"index\":0,\"type\":\"SaveVideo\"}]}}}}");
+    struct rv_route route;
+
+    (void)state;
+    assert_int_equal(graph->node_count, 2);
+    assert_string_equal(graph->nodes[0].id, "workflow/both:3");
+    assert_int_equal(rv_graph_route(graph, NULL, NULL, 0, &route, &err), 0);
+    assert_int_equal(route.medium, RV_MEDIUM_AUDIO);
+    rv_graph_destroy(graph);
+}
+
 /* ---- harm -------------------------------------------------------------------------------------------------------- */
 
 static void test_what_is_no_graph_is_refused_with_its_place(void **state)
@@ -426,6 +442,7 @@ int main(void)
         cmocka_unit_test(test_an_explicit_type_comes_first),
         cmocka_unit_test(test_muted_and_bypassed_nodes_do_not_run),
         cmocka_unit_test(test_subgraphs_are_read_once_and_only_where_used),
+        cmocka_unit_test(test_group_nodes_of_older_workflows_are_read),
         cmocka_unit_test(test_what_is_no_graph_is_refused_with_its_place),
         cmocka_unit_test(test_limits_hold_before_anything_is_built),
         cmocka_unit_test(test_the_largest_graph_is_decided),
