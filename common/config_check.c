@@ -356,9 +356,8 @@ static void check_interpreter(struct rv_loader *loader, uint32_t number)
     if (found)
         replace(loader, &type->python, found);
     if (!is_file(type->python, X_OK))
-        rv_loader_problem(loader, origin, key,
-                          "%s: %s; allowed: a name that is in PATH, or the path of an interpreter", type->python,
-                          strerror(errno));
+        rv_loader_problem(loader, origin, key, "%s: %s; allowed: a name that is in PATH, or the path of an interpreter",
+                          type->python, strerror(errno));
 }
 
 static void check_python(struct rv_loader *loader, uint32_t number)
@@ -394,22 +393,6 @@ static void check_comfyui(struct rv_loader *loader, uint32_t number)
 
 /* ---- worker kinds ------------------------------------------------------------------------------------------------ */
 
-/* Keys that only some kinds of worker have; the others are for all. */
-static const struct {
-    const char *pattern;
-    const char *kinds; /* "a|b" */
-} kind_keys[] = {
-    {"types.*.executor", "native"},
-    {"types.*.script", "python"},
-    {"types.*.python", "python|comfyui"},
-    {"types.*.args", "python|comfyui"},
-    {"types.*.models", "native|python"},
-    {"types.*.mapping", "native|python"},
-    {"types.*.directory", "comfyui"},
-    {"types.*.state_folder", "comfyui"},
-    {"types.*.pooling", "comfyui"},
-};
-
 static const struct {
     const char *kind;
     void (*check)(struct rv_loader *loader, uint32_t number);
@@ -419,29 +402,24 @@ static const struct {
     {"comfyui", check_comfyui},
 };
 
-static bool has_word(const char *words, const char *word)
-{
-    size_t n = strlen(word);
-
-    for (; *words; words += strcspn(words, "|"), words += *words == '|')
-        if (strncmp(words, word, n) == 0 && (words[n] == '|' || words[n] == '\0'))
-            return true;
-    return false;
-}
-
 static void check_kind(struct rv_loader *loader, uint32_t number)
 {
     const struct rv_config_type *type = &loader->config->config.types[number];
 
-    for (unsigned i = 0; i < sizeof(kind_keys) / sizeof(kind_keys[0]); i++) {
-        struct rv_origin origin = origin_of(loader, kind_keys[i].pattern, number);
+    const struct rv_key *row;
+
+    for (unsigned i = 0; (row = rv_key_at(i)); i++) {
+        struct rv_origin origin;
         char key[RV_KEY_PATH_MAX];
 
-        if (origin.source == RV_SOURCE_DEFAULT || has_word(kind_keys[i].kinds, type->kind))
+        if (row->scope != RV_SCOPE_TYPE || rv_key_is_of_kind(row, type->kind))
             continue;
-        rv_key_shown(rv_key_find(kind_keys[i].pattern), type->name, key, sizeof(key));
+        origin = origin_of(loader, row->pattern, number);
+        if (origin.source == RV_SOURCE_DEFAULT)
+            continue;
+        rv_key_shown(row, type->name, key, sizeof(key));
         rv_loader_problem(loader, origin, key, "is not a key of workers of kind %s; allowed with kind: %s", type->kind,
-                          kind_keys[i].kinds);
+                          rv_key_kinds(row));
     }
     for (unsigned i = 0; i < sizeof(kind_checks) / sizeof(kind_checks[0]); i++)
         if (strcmp(kind_checks[i].kind, type->kind) == 0)

@@ -86,8 +86,8 @@ static const struct rv_key keys[] = {
      "Kind of worker: `native` runs an executor, `python` a script that uses `resvisor.worker`, `comfyui` a ComfyUI of "
      "your own (see comfyui.md)."},
     {"types.*.executor", RV_KEY_STRING, TYPE(executor), TEXT, "",
-     "Kind `native` only, and required there. The executor: a name such as `image`, looked up among the installed ones, "
-     "or the absolute path of a `.so` file."},
+     "Kind `native` only, and required there. The executor: a name such as `image`, looked up among the installed "
+     "ones, or the absolute path of a `.so` file."},
     {"types.*.script", RV_KEY_PATH, TYPE(script), TEXT, "",
      "Kind `python` only, and required there. The worker's Python script. A relative one is relative to the "
      "configuration file."},
@@ -102,9 +102,10 @@ static const struct rv_key keys[] = {
      "Kind `comfyui` only. Where each worker has its own temporary, user and database folders. Empty means "
      "`$STATE_DIRECTORY`, else `/var/lib/resvisor` for root, else `$XDG_STATE_HOME/resvisor`, else "
      "`~/.local/state/resvisor`."},
-    {"types.*.pooling", RV_KEY_WORD, TYPE(pooling), 0, 0, false, "preferred|required", "preferred",
+    {"types.*.pooling", RV_KEY_WORD, TYPE(pooling), 0, 0, false, "preferred|required|off", "preferred",
      "Kind `comfyui` only. What happens when ComfyUI's loader cannot be connected with the pool: `preferred` leaves it "
-     "to ComfyUI's own loader and shows `unpooled` with the reason, `required` makes the worker FAILED."},
+     "to ComfyUI's own loader and shows `unpooled` with the reason, `required` makes the worker FAILED. `off` never "
+     "connects it, for comparison."},
     {"types.*.models", RV_KEY_LIST, TYPE_LIST(models, model_count), 0, RV_TYPE_MODELS_MAX, false, NULL, "",
      "Names of models that each worker attaches at start, in this order. Jobs use the first unless they name another."},
     {"types.*.accepts", RV_KEY_LIST, TYPE_LIST(accepts, accept_count), 0, RV_ACCEPTS_MAX, false,
@@ -162,6 +163,41 @@ unsigned rv_key_number(const struct rv_key *key)
         if (k->scope == key->scope)
             number++;
     return number;
+}
+
+/* ---- kinds of worker -------------------------------------------------------------------------------------------- */
+
+/* Keys that only some kinds of worker have; the others are for all. */
+static const struct {
+    const char *pattern;
+    const char *kinds; /* "a|b" */
+} kind_keys[] = {
+    {"types.*.executor", "native"},      {"types.*.script", "python"},
+    {"types.*.python", "python|comfyui"}, {"types.*.args", "python|comfyui"},
+    {"types.*.models", "native|python"}, {"types.*.mapping", "native|python"},
+    {"types.*.directory", "comfyui"},    {"types.*.state_folder", "comfyui"},
+    {"types.*.pooling", "comfyui"},
+};
+
+const char *rv_key_kinds(const struct rv_key *key)
+{
+    for (unsigned i = 0; i < sizeof(kind_keys) / sizeof(kind_keys[0]); i++)
+        if (strcmp(kind_keys[i].pattern, key->pattern) == 0)
+            return kind_keys[i].kinds;
+    return NULL;
+}
+
+bool rv_key_is_of_kind(const struct rv_key *key, const char *kind)
+{
+    const char *words = rv_key_kinds(key);
+    size_t n = strlen(kind);
+
+    if (!words)
+        return true;
+    for (; *words; words += strcspn(words, "|"), words += *words == '|')
+        if (strncmp(words, kind, n) == 0 && (words[n] == '|' || words[n] == '\0'))
+            return true;
+    return false;
 }
 
 bool rv_key_is_section(const char *pattern)

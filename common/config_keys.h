@@ -56,6 +56,10 @@ const struct rv_key *rv_key_find(const char *pattern);
 /* Number of the row among those of its scope. */
 unsigned rv_key_number(const struct rv_key *key);
 
+/* "native|python": the kinds of worker that have this key of a type; NULL = all. */
+const char *rv_key_kinds(const struct rv_key *key);
+bool rv_key_is_of_kind(const struct rv_key *key, const char *kind);
+
 /* True if rows lie below: "pool", "types", "types.*". */
 bool rv_key_is_section(const char *pattern);
 

@@ -117,10 +117,11 @@ static void show_key(struct printer *printer, const struct rv_key *key, uint32_t
     fprintf(printer->out, "%-*s %-28s # %s\n", VALUE_COLUMN, shown, *value ? value : "(empty)", where);
 }
 
-static void show_scope(struct printer *printer, enum rv_key_scope scope, uint32_t number, const char *name)
+static void show_scope(struct printer *printer, enum rv_key_scope scope, uint32_t number, const char *name,
+                       const char *kind)
 {
     for (unsigned i = 0; rv_key_at(i); i++)
-        if (rv_key_at(i)->scope == scope)
+        if (rv_key_at(i)->scope == scope && rv_key_is_of_kind(rv_key_at(i), kind))
             show_key(printer, rv_key_at(i), number, name);
 }
 
@@ -128,11 +129,11 @@ void rv_config_show(const struct rv_config *config, FILE *out, bool json)
 {
     struct printer printer = {(struct rv_config_private *)(uintptr_t)config, out, json ? json_array() : NULL};
 
-    show_scope(&printer, RV_SCOPE_TOP, 0, "");
+    show_scope(&printer, RV_SCOPE_TOP, 0, "", "");
     for (uint32_t i = 0; i < config->model_count; i++)
-        show_scope(&printer, RV_SCOPE_MODEL, i, config->models[i].name);
+        show_scope(&printer, RV_SCOPE_MODEL, i, config->models[i].name, "");
     for (uint32_t i = 0; i < config->type_count; i++)
-        show_scope(&printer, RV_SCOPE_TYPE, i, config->types[i].name);
+        show_scope(&printer, RV_SCOPE_TYPE, i, config->types[i].name, config->types[i].kind);
     if (printer.array) {
         (void)json_dumpf(printer.array, out, JSON_INDENT(2));
         (void)fputc('\n', out);

@@ -2,6 +2,7 @@
 # Runs every test of resvisor, from nothing: installs what is missing, builds, tests, and says how long each part took.
 #
 #   sh tests/run.sh                            everything
+#   RESVISOR_TESTS=core sh tests/run.sh        everything that needs no torch (its download is 2.7 GB)
 #   RESVISOR_TESTS=quick sh tests/run.sh       release build, unit tests, and the Python tests not marked slow
 #   sh tests/run.sh tests/e2e -k submit        release build, then pytest with these arguments only
 #
@@ -23,9 +24,9 @@ table=
 mkdir -p "$logs"
 
 case $mode in
-    full | quick) ;;
+    full | core | quick) ;;
     *)
-        echo "tests: RESVISOR_TESTS is '$mode'; allowed are full and quick" >&2
+        echo "tests: RESVISOR_TESTS is '$mode'; allowed are full, core and quick" >&2
         exit 2
         ;;
 esac
@@ -65,6 +66,21 @@ make_venv() {
         { rm -rf "$build/venv" && python3 -m venv "$build/venv" &&
             "$build/venv/bin/python" -m pip install -q --disable-pip-version-check -r tests/requirements.txt &&
             cp tests/requirements.txt "$build/venv/requirements.txt"; }
+}
+
+# A second one with torch, which is large: made on first use, in build/torch-venv.
+make_torch_venv() {
+    cat tests/requirements.txt tests/with_torch/requirements.txt >"$build/torch-requirements.txt"
+    cmp -s "$build/torch-requirements.txt" "$build/torch-venv/requirements.txt" ||
+        { rm -rf "$build/torch-venv" && python3 -m venv "$build/torch-venv" &&
+            "$build/torch-venv/bin/python" -m pip install -q --disable-pip-version-check -r tests/with_torch/requirements.txt &&
+            cp "$build/torch-requirements.txt" "$build/torch-venv/requirements.txt"; }
+}
+
+torch_tests() {
+    RESVISOR_BUILD=$build/release
+    export RESVISOR_BUILD
+    timeout -k 20 "$pytest_limit_s" "$build/torch-venv/bin/python" -m pytest -c tests/pytest.ini --rootdir tests tests/with_torch
 }
 
 # build_tree PRESET
@@ -114,7 +130,9 @@ finish() {
         echo "tests: FAILED stage$failed, after $took s"
         exit 1
     fi
-    echo "tests: ok ($mode), $took s"
+    left_out=
+    [ "$mode" = full ] || left_out=", without the tests that need torch"
+    echo "tests: ok ($mode$left_out), $took s"
     exit 0
 }
 
@@ -140,6 +158,9 @@ if [ "$mode" = quick ]; then
     finish
 fi
 stage pytest show python_tests release || true
+if [ "$mode" = full ] && stage torch hide make_torch_venv; then
+    stage pytest-torch show torch_tests || true
+fi
 
 if stage build-asan hide build_tree asan; then
     stage ctest-asan show unit_tests asan || true

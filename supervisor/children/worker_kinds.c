@@ -38,7 +38,8 @@ static int python_command(const struct rv_config_type *type, char *path, size_t 
     unsigned n = 0;
 
     if (strlen(type->python) >= path_size)
-        return rv_error_set(err, ENAMETOOLONG, RESVISOR__V1__ERROR_CODE__ERROR_CONFIG, "the path of python is too long");
+        return rv_error_set(err, ENAMETOOLONG, RESVISOR__V1__ERROR_CODE__ERROR_CONFIG,
+                            "the path of python is too long");
     memcpy(path, type->python, strlen(type->python) + 1);
     argv[n++] = type->python; /* the path as configured: by it an interpreter finds its virtual environment */
     argv[n++] = type->script;

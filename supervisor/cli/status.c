@@ -277,6 +277,7 @@ static void print_status(const struct facts *facts)
     if (facts->status->n_types) {
         (void)putchar('\n');
         print_types(facts);
+        print_unpooled(facts->status);
     }
     if (facts->status->n_models) {
         (void)putchar('\n');

@@ -2,14 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
 
-from .service import BUILD
+from .service import BUILD, ROOT
 
 PACKAGE = BUILD / "lib" / "resvisor" / "python"
-SANITIZED_LIBRARY = BUILD.name in ("asan", "tsan")
 
 
 def environment(service=None, **extra):
@@ -29,3 +29,10 @@ def run_python(service, code, *arguments, timeout=120, check=True, **extra):
     assert result.returncode == 0, f"ended with {result.returncode}\n{result.stdout}\n{result.stderr}{service.log() if service else ''}"
     lines = result.stdout.strip().splitlines()
     return json.loads(lines[-1]) if lines else None
+
+
+def python_programs(module):
+    """The short programs of docs/python.md that need torch, or only numpy; the ones that are files are tested as such."""
+    text = re.sub(r"<!-- file: \S+ -->\n```\w*\n.*?^```$", "", (ROOT / "docs" / "python.md").read_text(), flags=re.MULTILINE | re.DOTALL)
+    programs = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [program for program in programs if ("torch" if "resvisor.torch" in program else "numpy") == module]

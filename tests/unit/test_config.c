@@ -349,6 +349,12 @@ static void test_what_refers_to_something_is_checked(void **state)
     refused("types: {a: {}}\n", "c.yaml:1: types.a.executor: is missing");
     refused("types: {a: {executor: no-such-executor}}\n", "no-such-executor.so: No such file");
     refused("types: {a: {executor: ./x.so}}\n", "is a relative path");
+    refused("types: {a: {kind: python}}\n", "c.yaml:1: types.a.script: is missing");
+    refused("types: {a: {kind: python, script: no-such.py}}\n", "no-such.py: No such file");
+    refused("types: {a: {kind: python, script: c.yaml, python: no-such-python}}\n",
+            "no program \"no-such-python\" is in PATH");
+    refused("types: {a: {kind: python, script: c.yaml, executor: image}}\n", "allowed with kind: native");
+    refused("types: {a: {executor: image, args: [x]}}\n", "allowed with kind: python");
     refused("types: {a: {executor: /tmp}}\n", "/tmp is not a readable file");
     (void)snprintf(text, sizeof(text),
                    "model_folders: [models]\nmodels: {first: a.safetensors}\n"

@@ -23,6 +23,15 @@ _lock = threading.Lock()
 _fallbacks: collections.Counter[str] = collections.Counter()
 
 
+def _reset_lock() -> None:
+    """In the child of a fork: another thread may have held it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_reset_lock)
+
+
 def fallbacks() -> dict[str, int]:
     """How often this process read a file itself because the pool could not serve it, by the reason's code."""
     with _lock:

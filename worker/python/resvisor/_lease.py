@@ -8,9 +8,11 @@ gone.
 """
 
 import ctypes
+import errno
 import json
 import math
 import os
+import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -217,8 +219,10 @@ class Lease(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         held, raw = self._held(), RawTensor()
         text = name.encode()
-        if b"\0" in text or library().rv_tensor_find(held.pointer, text, raw) < 0:
+        result = -errno.ENOENT if b"\0" in text else library().rv_tensor_find(held.pointer, text, raw)
+        if result == -errno.ENOENT:
             raise KeyError(name)
+        check(result, what=f"tensor {name!r} of {self.model}")
         return Tensor(raw, held, self.mapping == "private")
 
     def tensors(self) -> Iterator[Tensor]:
@@ -258,20 +262,72 @@ class Lease(Mapping[str, Tensor]):
         check(result, what=f"tensor {(name.value or b'').decode()!r} of {self.model} differs from its digest")
 
 
-class _Caller:
-    """The progress function of one attach. Python code runs in it now and then, so that a signal is seen as well."""
+class _Attach:
+    """One call of rv_attach, with the caller's progress function.
+
+    A signal's handler runs in the main thread only, and only between bytecodes: so the main thread waits in Python and a
+    thread of ours calls the library. Progress still runs on the caller's thread.
+    """
 
     def __init__(self, progress: Progress | None) -> None:
-        self.progress = progress
-        self.error: BaseException | None = None
-        self.function = ProgressFunction(self._call)
+        self._progress = progress
+        self._error: BaseException | None = None
+        self._stop = False
+        self._events: queue.SimpleQueue[tuple[int, int] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self.failure = Failure()
+        self.pointer = ctypes.c_void_p()
+        self.result = 0
 
-    def _call(self, done: int, total: int, context: object) -> bool:
+    def run(self, handle: _Handle, name: bytes, mapping: int, timeout_ms: int, fd: int) -> None:
+        """Sets result, failure and pointer; raises what progress or a signal's handler raised."""
+        if threading.current_thread() is not threading.main_thread():
+            self._call(handle, name, mapping, timeout_ms, fd, self._here)
+            if self._error is not None:
+                self._undo()
+                raise self._error
+            return
         try:
-            return self.progress is None or self.progress(done, total) is not False
-        except BaseException as error:  # raised again by attach: an exception cannot cross C
-            self.error = error
+            arguments = (handle, name, mapping, timeout_ms, fd)
+            threading.Thread(target=self._serve, args=arguments, name="resvisor-attach", daemon=True).start()
+            while (event := self._events.get()) is not None:
+                self._answers.put(self._progress is None or self._progress(*event) is not False)
+        except BaseException:
+            self._stop = True  # seen within 250 ms; a lease that comes in spite of it is given back there
+            self._answers.put(False)
+            while self._events.get() is not None:
+                self._answers.put(False)
+            raise
+
+    def _call(self, handle: _Handle, name: bytes, mapping: int, timeout_ms: int, fd: int, progress: Any) -> None:
+        size = ctypes.sizeof(AttachOptions)
+        options = AttachOptions(size, mapping, timeout_ms, fd, ProgressFunction(progress), None)
+        self.result = library().rv_attach(handle.pointer, name, options, self.pointer, self.failure)
+
+    def _undo(self) -> None:
+        if self.result >= 0:
+            library().rv_detach(self.pointer)
+
+    def _here(self, done: int, total: int, context: object) -> bool:
+        try:
+            return self._progress is None or self._progress(done, total) is not False
+        except BaseException as error:  # an exception cannot cross C: raised again by run
+            self._error = error
             return False
+
+    def _serve(self, handle: _Handle, name: bytes, mapping: int, timeout_ms: int, fd: int) -> None:
+        try:
+            self._call(handle, name, mapping, timeout_ms, fd, self._there)
+            if self._stop:
+                self._undo()
+        finally:
+            self._events.put(None)
+
+    def _there(self, done: int, total: int, context: object) -> bool:
+        if self._stop or self._progress is None:
+            return not self._stop
+        self._events.put((done, total))
+        return self._answers.get()
 
 
 class Connection:
@@ -325,19 +381,11 @@ class Connection:
         name = os.fsencode(model)
         if b"\0" in name:
             raise ValueError("a model's name has no NUL")
-        caller, failure, pointer = _Caller(progress), Failure(), ctypes.c_void_p()
-        options = AttachOptions(
-            ctypes.sizeof(AttachOptions), _MAPPINGS[mapping], _timeout_ms(timeout), -1 if fd is None else fd,
-            caller.function, None,
-        )  # fmt: skip
-        result = library().rv_attach(handle.pointer, name, options, pointer, failure)
-        if caller.error is not None:
-            if result >= 0:
-                library().rv_detach(pointer)
-            raise caller.error
-        check(result, failure, f"attach of {os.fsdecode(name)}")
-        assert pointer.value is not None
-        return Lease(pointer.value, handle)
+        attach = _Attach(progress)
+        attach.run(handle, name, _MAPPINGS[mapping], _timeout_ms(timeout), -1 if fd is None else fd)
+        check(attach.result, attach.failure, f"attach of {os.fsdecode(name)}")
+        assert attach.pointer.value is not None
+        return Lease(attach.pointer.value, handle)
 
 
 def connect(socket: "str | os.PathLike[str] | None" = None, *, timeout: float | None = 5.0) -> Connection:

@@ -64,6 +64,7 @@ class Job:
         self.payload = ctypes.string_at(data, size.value) if size.value else b""
         self.models = {}
         self._lock = threading.Lock()
+        self._process = os.getpid()
 
     def __repr__(self) -> str:
         return f"<resvisor.worker.Job {self.id!r}{', ended' if self.ended else ''}>"
@@ -138,6 +139,8 @@ class Job:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        if os.getpid() != self._process:  # a forked child leaves the block: the job is its parent's
+            return False
         if error is None:
             if not self.ended:
                 self.finish()

@@ -129,7 +129,7 @@ class Launcher:
         if self.main.is_dir():
             self.main /= "main.py"
         self.directory = self.main.parent
-        self.required = options.pooling == "required"
+        self.pooling: str = options.pooling
         self.arguments: list[str] = list(options.arguments)
         self.report = Report()
         self.pool = Pool(worker.connection)
@@ -143,7 +143,10 @@ class Launcher:
         self.arguments += Folders(options.state, worker.id).arguments(self.directory, self.arguments)
 
     def run(self) -> int:
-        self.hooks.install()
+        if self.pooling == "off":
+            self.report.problem(f"types.{self.worker.type}.pooling is off")
+        else:
+            self.hooks.install()
         self.server.install()
         threading.Thread(target=self._serve, name="resvisor-jobs", daemon=True).start()
         os.chdir(self.directory)
@@ -187,12 +190,13 @@ class Launcher:
             self.server.request("GET", "/prompt")
         except ServerError as error:
             raise SystemExit(str(error)) from None
-        self.hooks.verify()
+        if self.pooling != "off":
+            self.hooks.verify()
         text = f"ComfyUI {_version(self.directory)} at {self.server.url}"
         if not self.report.problems:
             return f"{text}; pooled: {', '.join(self.report.patched)}"
         reason = "; ".join(self.report.problems)
-        if self.required:
+        if self.pooling == "required":
             raise SystemExit(f"unpooled: {reason}; types.{self.worker.type}.pooling is required")
         return f"{text}; unpooled: {reason}"
 
@@ -210,7 +214,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         prog="python -m resvisor.comfyui", description="Runs ComfyUI as a worker of resvisor; resvisor starts it."
     )
     parser.add_argument("--state", default="", metavar="DIR", help="below it each worker has folders of its own")
-    parser.add_argument("--pooling", default="preferred", choices=("preferred", "required"))
+    parser.add_argument("--pooling", default="preferred", choices=("preferred", "required", "off"))
     parser.add_argument("main", metavar="MAIN.PY", help="ComfyUI's main.py, or its folder")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
     return parser.parse_args(arguments)

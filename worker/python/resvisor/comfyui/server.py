@@ -101,19 +101,16 @@ class Server:
         original = web.TCPSite
         server = self
 
+        class Site(web.SockSite):  # type: ignore[misc,name-defined]
+            async def start(self) -> None:
+                await super().start()
+                server.serving.set()
+
         def tcp_site(runner: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
             if (host, port) != (server.address, server.port):
                 return original(runner, host, port, **options)
             web.TCPSite = original
-            site = web.SockSite(runner, server.listener, ssl_context=options.get("ssl_context"))
-            start = site.start
-
-            async def start_and_tell() -> None:
-                await start()
-                server.serving.set()
-
-            site.start = start_and_tell
-            return site
+            return Site(runner, server.listener, ssl_context=options.get("ssl_context"))
 
         web.TCPSite = tcp_site
 

@@ -1,0 +1,90 @@
+"""Nodes for the tests: an embedding without a text encoder, and nodes that misbehave."""
+
+import os
+import sys
+import time
+
+import comfy.model_management
+import torch
+
+
+class TestConditioning:
+    RETURN_TYPES, FUNCTION, CATEGORY = ("CONDITIONING",), "run", "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"width": ("INT", {"default": 4096})}}
+
+    def run(self, width):
+        values = torch.linspace(-1.0, 1.0, 2 * width).reshape(1, 2, width)
+        return ([[values, {}]],)
+
+
+class TestFrames:
+    """Frames of a video as a batch of pictures."""
+
+    RETURN_TYPES, FUNCTION, CATEGORY = ("LATENT",), "run", "test"
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"samples": ("LATENT",)}}
+
+    def run(self, samples):
+        found = samples["samples"]
+        return ({"samples": found.movedim(2, 1).reshape(-1, found.shape[1], *found.shape[3:])},)
+
+
+class _Output:
+    RETURN_TYPES, FUNCTION, CATEGORY, OUTPUT_NODE = (), "run", "test", True
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"mark": ("STRING", {"default": ""})}}
+
+    @classmethod
+    def IS_CHANGED(cls, **inputs):
+        return float("nan")
+
+
+class TestExit(_Output):
+    def run(self, mark):
+        sys.exit(3)
+
+
+class TestKill(_Output):
+    """Dies the first time, by a mark in a file, and works the second time."""
+
+    def run(self, mark):
+        try:
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return {"ui": {"text": ["alive"]}}
+        os.kill(os.getpid(), 9)
+
+
+class TestWait(_Output):
+    """Waits until it is interrupted; a file shows that it has begun."""
+
+    def run(self, mark):
+        os.close(os.open(mark, os.O_CREAT))
+        while True:
+            comfy.model_management.throw_exception_if_processing_interrupted()
+            time.sleep(0.01)
+
+
+class TestMany(_Output):
+    """More texts than a job may have outputs."""
+
+    def run(self, mark):
+        return {"ui": {"text": [f"{mark}{i}" for i in range(12)]}}
+
+
+class TestRaise(_Output):
+    def run(self, mark):
+        raise ValueError(f"this node says {mark}")
+
+
+NODE_CLASS_MAPPINGS = {
+    found.__name__: found
+    for found in (TestConditioning, TestFrames, TestExit, TestKill, TestWait, TestMany, TestRaise)
+}

@@ -1,0 +1,217 @@
+"""The Python package with torch: values, views, memory, safe_open, a torch worker, types."""
+
+import pathlib
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from harness import models
+from harness.jobs import Jobs
+from harness.python import python_programs, run_python
+from harness.service import ROOT
+
+SPECIAL = ("C64", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+
+
+@pytest.fixture
+def service(make_service, monkeypatch):
+    monkeypatch.setitem(models.DTYPE_BYTES, "C64", 8)
+    for name in SPECIAL[1:]:
+        monkeypatch.setitem(models.DTYPE_BYTES, name, 1)
+    made = make_service()
+    models.write_every_dtype(made.models / "every.safetensors")
+    models.write(made.models / "special.safetensors", [(name, name, (4, 3)) for name in SPECIAL])
+    models.write_plain(made.models / "plain.safetensors", mib=8)
+    made.config["models"] = {"plain": {"path": "plain.safetensors"}}
+    return made.start()
+
+
+COMPARE = """
+    import json, sys, torch, safetensors, safetensors.torch, resvisor.torch
+    def same(ours, theirs):
+        assert ours.dtype == theirs.dtype and ours.shape == theirs.shape and ours.stride() == theirs.stride(), (ours, theirs)
+        assert ours.device == theirs.device and ours.untyped_storage().nbytes() == theirs.untyped_storage().nbytes()
+        if ours.numel():
+            assert torch.equal(ours.reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8))
+"""
+
+
+@pytest.mark.parametrize("name", ["every", "special"])
+def test_load_file_equals_safetensors(service, name):
+    code = COMPARE + """
+    ours, theirs = resvisor.torch.load_file(sys.argv[1]), safetensors.torch.load_file(sys.argv[1])
+    assert list(ours) == list(theirs)
+    for name in theirs:
+        same(ours[name], theirs[name])
+    print(json.dumps(len(ours)))
+    """
+    assert run_python(service, code, service.models / f"{name}.safetensors") == (20 + len(SPECIAL) if name == "every" else len(SPECIAL))
+
+
+def test_safe_open_equals_safetensors(service):
+    code = COMPARE + """
+    with resvisor.torch.safe_open(sys.argv[1], framework="pt", device="cpu") as ours, safetensors.safe_open(sys.argv[1], "pt") as theirs:
+        assert ours.keys() == theirs.keys() and ours.offset_keys() == theirs.offset_keys()
+        assert ours.metadata() == theirs.metadata()
+        for name in theirs.keys():
+            same(ours.get_tensor(name), theirs.get_tensor(name))
+        assert list(ours.get_tensors()) == list(theirs.get_tensors())
+        a, b = ours.get_slice("large"), theirs.get_slice("large")
+        assert a.get_shape() == b.get_shape() and a.get_dtype() == b.get_dtype()
+        for index in ((slice(3, 9), slice(None)), (slice(None), 4), (5,), slice(10, 20)):
+            assert torch.equal(a[index].view(torch.int32), b[index].view(torch.int32)), index
+        kept = ours.get_tensor("large")
+        wanted = theirs.get_tensor("large")
+    same(kept, wanted)      # after the file is closed, too
+    with resvisor.torch.safe_open(sys.argv[1], "np") as ours:
+        print(json.dumps([str(ours.get_tensor("dtype.I16").dtype), ours.get_slice("dtype.U8")[1:].shape]))
+    """
+    assert run_python(service, code, service.models / "every.safetensors") == ["int16", [2, 5]]
+
+
+def test_tensors_lie_in_the_pool_and_writes_stay_private(service):
+    code = """
+        import gc, json, sys, torch, resvisor, resvisor.torch
+        path = sys.argv[1]
+        lease = resvisor.connect().attach("plain")
+        tensors = lease.torch()
+        assert all(t.data_ptr() == lease[n].address and t.data_ptr() % 256 == 0 for n, t in tensors.items())
+        total = sum(int(t.view(torch.uint8).sum()) for t in tensors.values())
+        before = lease.copied_bytes()
+        tensors["block.0.weight"].zero_()
+        lease.verify()
+        again = resvisor.torch.load_file(path)["block.0.weight"]
+        print(json.dumps([before, lease.copied_bytes(), bool(again.view(torch.uint8).any())]))
+    """
+    before, copied, untouched = run_python(service, code, service.models / "plain.safetensors")
+    assert before == 0 and 1024 * 1024 <= copied <= 1024 * 1024 + 8192 and untouched
+
+
+def test_memory_lives_as_long_as_a_parameter_made_from_it(service):
+    code = """
+        import gc, json, sys, torch, resvisor, resvisor.torch
+        def mapped():
+            return sum("memfd:" in line for line in open("/proc/self/maps")) / 2
+        module = torch.nn.Linear(64, 64, bias=False)
+        state = {"weight": resvisor.torch.load_file(sys.argv[1])["block.2.weight"][:4096].view(64, 64)}
+        pointer, wanted = state["weight"].data_ptr(), state["weight"].clone()
+        module.load_state_dict(state, assign=True)
+        del state; gc.collect()
+        held = mapped()
+        assert module.weight.data_ptr() == pointer and torch.equal(module.weight.view(torch.int32), wanted.view(torch.int32))
+        view = module.weight.data[3:5]
+        del module; gc.collect()
+        still = mapped()
+        del view
+        print(json.dumps([held, still, mapped()]))
+    """
+    assert run_python(service, code, service.models / "plain.safetensors") == [1, 1, 0]
+
+
+def test_the_interpreter_ends_with_tensors_alive(service):
+    code = """
+        import sys, torch, resvisor, resvisor.torch
+        torch.kept = [resvisor.torch.load_file(sys.argv[1]), torch.from_dlpack(resvisor.connect().attach("plain")["block.1.weight"])]
+    """
+    result = run_python(service, code, service.models / "plain.safetensors", check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_dlpack_of_dtypes_that_numpy_does_not_have(service):
+    code = """
+        import json, sys, torch, resvisor
+        lease = resvisor.connect().attach(sys.argv[1])
+        found = [str(torch.from_dlpack(lease[name]).dtype) for name in ("dtype.BF16", "dtype.I32")]
+        assert torch.from_dlpack(lease["dtype.BF16"]).data_ptr() == lease["dtype.BF16"].address
+        print(json.dumps(found))
+    """
+    assert run_python(service, code, service.models / "every.safetensors") == ["torch.bfloat16", "torch.int32"]
+
+
+def test_fallback_reads_the_file(make_service):
+    service = make_service()  # not started
+    models.write_every_dtype(service.models / "every.safetensors")
+    code = COMPARE + """
+    import logging, resvisor
+    logging.disable(logging.CRITICAL)
+    theirs = safetensors.torch.load_file(sys.argv[1])
+    ours = resvisor.torch.load_file(sys.argv[1], "cpu", fallback="file")
+    for name in theirs:
+        same(ours[name], theirs[name])
+    with resvisor.torch.safe_open(sys.argv[1], "pt", fallback="file") as file:
+        same(file.get_tensor("large"), theirs["large"])
+    print(json.dumps(resvisor.fallbacks()))
+    """
+    assert run_python(service, code, service.models / "every.safetensors") == {"NOT_RUNNING": 2}
+
+
+def test_other_devices_get_copies(service):
+    code = """
+        import json, sys, resvisor.torch
+        tensors = resvisor.torch.load_file(sys.argv[1], device="meta")
+        print(json.dumps([sorted({str(t.device) for t in tensors.values()}), sum("memfd:" in line for line in open("/proc/self/maps"))]))
+    """
+    assert run_python(service, code, service.models / "plain.safetensors") == [["meta"], 0]
+
+
+def test_a_torch_worker(make_service):
+    service = make_service()
+    models.write(service.models / "m.safetensors", [("w", "U8", (8, 8))])
+    (service.folder / "worker.py").write_text(textwrap.dedent("""
+        import torch
+        from resvisor.worker import Worker
+
+        for job in Worker.open():
+            with job:
+                weight = job.models["m"].torch()["w"]
+                job.add_output("sum", str(int(weight.to(torch.int64).sum())), "text/plain")
+    """))  # fmt: skip
+    service.config["models"] = {"m": {"path": "m.safetensors"}}
+    service.config["types"] = {"t": {"kind": "python", "python": sys.executable, "script": "worker.py", "models": ["m"]}}
+    service.start()
+    service.wait_ready(60)
+    wanted = sum(models.write(service.folder / "copy.safetensors", [("w", "U8", (8, 8))])["w"])
+    with Jobs(service) as jobs:
+        assert jobs.output(jobs.run_done("t")) == str(wanted).encode()
+
+
+def test_programs_of_the_document_run(service, monkeypatch):
+    programs = python_programs("torch")
+    assert len(programs) == 2
+    (service.folder / "model.safetensors").symlink_to(service.models / "every.safetensors")
+    monkeypatch.chdir(service.folder)
+    for program in programs:
+        assert run_python(service, program + "\nprint(len(weights))") == 24
+
+
+def test_types_are_strict(tmp_path):
+    """mypy --strict on the package, and on a program that uses it as an installed one (py.typed)."""
+    package = ROOT / "worker" / "python"
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent("""
+        import numpy
+        import torch
+        import resvisor
+        import resvisor.numpy
+        import resvisor.torch
+        from resvisor.worker import Worker
+
+        with resvisor.connect(timeout=2) as connection, connection.attach("m", mapping="shared", progress=lambda a, b: a < b) as lease:
+            name: str = next(iter(lease))
+            tensor: torch.Tensor = lease[name].torch()
+            size: int = lease.copied_bytes() + lease[name].nbytes
+        loaded: dict[str, torch.Tensor] = resvisor.torch.load_file("f", fallback="file")
+        for job in Worker.open(["m"]):
+            with job:
+                job.progress(1, 2)
+                job.add_output("x", b"")
+            done: bool = job.ended     # reachable: `with job` may swallow an exception
+    """))  # fmt: skip
+    for target in (str(package / "resvisor"), str(program)):
+        result = subprocess.run(
+            [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), target],
+            cwd=package, env={"MYPYPATH": str(package), "PATH": "/usr/bin:/bin"}, capture_output=True, text=True, timeout=110,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stdout + result.stderr
+    assert pathlib.Path(package / "resvisor" / "py.typed").exists()
