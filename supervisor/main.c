@@ -5,14 +5,35 @@
 #include "cli/cli.h"
 #include "start.h"
 
+/* clang-format off */
 const struct rv_command *const rv_commands[] = {
-    &rv_command_start,    &rv_command_stop,    &rv_command_status,     &rv_command_models,
-    &rv_command_load,     &rv_command_unload,  &rv_command_pin,        &rv_command_unpin,
-    &rv_command_submit,   &rv_command_jobs,    &rv_command_job,        &rv_command_fetch,
-    &rv_command_cancel,   &rv_command_restart, &rv_command_logs,       &rv_command_route,
-    &rv_command_check,    &rv_command_errors,  &rv_command_version,    &rv_command_help,
-    &rv_command_complete, &rv_command_words,   &rv_command_supervisor, NULL,
+    &rv_command_start,
+    &rv_command_stop,
+    &rv_command_status,
+    &rv_command_models,
+    &rv_command_load,
+    &rv_command_unload,
+    &rv_command_pin,
+    &rv_command_unpin,
+    &rv_command_submit,
+    &rv_command_jobs,
+    &rv_command_job,
+    &rv_command_fetch,
+    &rv_command_cancel,
+    &rv_command_restart,
+    &rv_command_logs,
+    &rv_command_route,
+    &rv_command_init,
+    &rv_command_check,
+    &rv_command_errors,
+    &rv_command_version,
+    &rv_command_help,
+    &rv_command_complete,
+    &rv_command_words,
+    &rv_command_supervisor,
+    NULL,
 };
+/* clang-format on */
 
 /* Started with a standard descriptor closed: what is opened next would become the one that everybody prints to. */
 static void fill_standard_descriptors(void)

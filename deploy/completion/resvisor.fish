@@ -25,6 +25,9 @@ function __resvisor_arguments
             printf '%s\n' router resvisor
         case job fetch cancel
             resvisor _complete jobs 2>/dev/null
+        case init
+            echo comfyui
+            __fish_complete_directories (commandline -ct)
         case help
             resvisor _complete commands 2>/dev/null
     end
