@@ -3,6 +3,7 @@
 #define RV_CLOCK_H
 
 #include <stdint.h>
+#include <sys/time.h>
 #include <time.h>
 
 #define RV_MSEC UINT64_C(1000)
@@ -26,6 +27,12 @@ static inline uint64_t rv_now_us(void)
 static inline uint64_t rv_wall_ms(void)
 {
     return rv_clock_read(CLOCK_REALTIME) / 1000;
+}
+
+/* Microseconds as the timers of the event loop want them. */
+static inline struct timeval rv_timeval(uint64_t us)
+{
+    return (struct timeval){(time_t)(us / RV_SEC), (suseconds_t)(us % RV_SEC)};
 }
 
 #endif

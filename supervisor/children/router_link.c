@@ -46,7 +46,7 @@ static void send_to_router(struct rv_supervisor *s, const Rv__Frame *frame, cons
 
 static void arm(struct rv_router *r, uint64_t delay_us)
 {
-    struct timeval tv = {(time_t)(delay_us / RV_SEC), (suseconds_t)(delay_us % RV_SEC)};
+    struct timeval tv = rv_timeval(delay_us);
 
     (void)event_add(r->timer, &tv);
 }

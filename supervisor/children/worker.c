@@ -46,7 +46,7 @@ static void start(struct rv_worker *w);
 
 static void arm(struct rv_worker *w, uint64_t delay_us)
 {
-    struct timeval tv = {(time_t)(delay_us / RV_SEC), (suseconds_t)(delay_us % RV_SEC)};
+    struct timeval tv = rv_timeval(delay_us);
 
     (void)event_add(w->timer, &tv);
 }

@@ -37,12 +37,12 @@ json_t *rv_json_error(int code, const char *message, const char *remedy)
     return error;
 }
 
-static void set_text(json_t *object, const char *name, const char *value)
+void rv_json_set_text(json_t *object, const char *name, const char *value)
 {
     (void)json_object_set_new(object, name, rv_json_text(value));
 }
 
-static void set_integer(json_t *object, const char *name, uint64_t value)
+void rv_json_set_integer(json_t *object, const char *name, uint64_t value)
 {
     (void)json_object_set_new(object, name, json_integer((json_int_t)value));
 }
@@ -51,22 +51,22 @@ json_t *rv_model_json(const Resvisor__V1__ModelStatus *model)
 {
     json_t *root = json_object();
 
-    set_text(root, "name", model->name);
-    set_text(root, "path", model->path);
-    set_text(root, "state", model->state);
-    set_integer(root, "generation", model->generation);
-    set_integer(root, "bytes", model->bytes);
-    set_integer(root, "tensors", model->tensors);
-    set_integer(root, "leases", model->leases);
+    rv_json_set_text(root, "name", model->name);
+    rv_json_set_text(root, "path", model->path);
+    rv_json_set_text(root, "state", model->state);
+    rv_json_set_integer(root, "generation", model->generation);
+    rv_json_set_integer(root, "bytes", model->bytes);
+    rv_json_set_integer(root, "tensors", model->tensors);
+    rv_json_set_integer(root, "leases", model->leases);
     (void)json_object_set_new(root, "pinned", json_boolean(model->pinned));
-    set_integer(root, "loads", model->loads);
-    set_integer(root, "load_ms", model->load_ms);
-    set_integer(root, "read_bytes", model->read_bytes);
-    set_integer(root, "old_generations", model->old_generations);
-    set_text(root, "backend", model->backend);
+    rv_json_set_integer(root, "loads", model->loads);
+    rv_json_set_integer(root, "load_ms", model->load_ms);
+    rv_json_set_integer(root, "read_bytes", model->read_bytes);
+    rv_json_set_integer(root, "old_generations", model->old_generations);
+    rv_json_set_text(root, "backend", model->backend);
     if (model->total_bytes) {
-        set_integer(root, "progress_bytes", model->progress_bytes);
-        set_integer(root, "total_bytes", model->total_bytes);
+        rv_json_set_integer(root, "progress_bytes", model->progress_bytes);
+        rv_json_set_integer(root, "total_bytes", model->total_bytes);
     }
     if (model->error && model->error->code != RESVISOR__V1__ERROR_CODE__ERROR_OK)
         (void)json_object_set_new(root, "error",

@@ -19,6 +19,10 @@ json_t *rv_json_error(int code, const char *message, const char *remedy);
 /* A text, "" for NULL or bytes that are no UTF-8. */
 json_t *rv_json_text(const char *text);
 
+/* Adds a member to an object. Without memory the member is left out. */
+void rv_json_set_text(json_t *object, const char *name, const char *value);
+void rv_json_set_integer(json_t *object, const char *name, uint64_t value);
+
 /* One model, as in `status --json`. */
 json_t *rv_model_json(const Resvisor__V1__ModelStatus *model);
 

@@ -79,21 +79,18 @@ static const Resvisor__V1__TypeStatus *queue_of(const struct facts *facts, const
 
 /* ---- JSON -------------------------------------------------------------------------------------------------------- */
 
-#define SET_INTEGER(object, name, value) (void)json_object_set_new(object, name, json_integer((json_int_t)(value)))
-#define SET_TEXT(object, name, value) (void)json_object_set_new(object, name, rv_json_text(value))
-
 static json_t *worker_json(const Resvisor__V1__WorkerStatus *worker)
 {
     json_t *root = json_object();
 
-    SET_TEXT(root, "id", worker->id);
-    SET_INTEGER(root, "pid", worker->pid);
-    SET_TEXT(root, "state", worker->state);
-    SET_INTEGER(root, "starts", worker->starts);
-    SET_TEXT(root, "last_exit", worker->last_exit);
-    SET_TEXT(root, "job", worker->job);
-    SET_TEXT(root, "detail", worker->detail);
-    SET_INTEGER(root, "uptime_ms", worker->uptime_ms);
+    rv_json_set_text(root, "id", worker->id);
+    rv_json_set_integer(root, "pid", worker->pid);
+    rv_json_set_text(root, "state", worker->state);
+    rv_json_set_integer(root, "starts", worker->starts);
+    rv_json_set_text(root, "last_exit", worker->last_exit);
+    rv_json_set_text(root, "job", worker->job);
+    rv_json_set_text(root, "detail", worker->detail);
+    rv_json_set_integer(root, "uptime_ms", worker->uptime_ms);
     return root;
 }
 
@@ -101,11 +98,11 @@ static json_t *type_json(const Resvisor__V1__TypeStatus *type, const Resvisor__V
 {
     json_t *root = json_object(), *workers = json_array();
 
-    SET_TEXT(root, "name", type->name);
-    SET_TEXT(root, "kind", type->kind);
-    SET_TEXT(root, "state", type->state);
-    SET_INTEGER(root, "queued", queue ? queue->queued : type->queued);
-    SET_INTEGER(root, "running", queue ? queue->running : type->running);
+    rv_json_set_text(root, "name", type->name);
+    rv_json_set_text(root, "kind", type->kind);
+    rv_json_set_text(root, "state", type->state);
+    rv_json_set_integer(root, "queued", queue ? queue->queued : type->queued);
+    rv_json_set_integer(root, "running", queue ? queue->running : type->running);
     for (size_t i = 0; i < type->n_workers; i++)
         (void)json_array_append_new(workers, worker_json(type->workers[i]));
     (void)json_object_set_new(root, "workers", workers);
@@ -127,25 +124,25 @@ static void print_status_json(const struct facts *facts)
     json_t *root = json_object(), *supervisor = json_object(), *router = json_object(), *pool = json_object(),
            *types = json_array();
 
-    SET_TEXT(root, "version", s->version);
-    SET_INTEGER(supervisor, "pid", s->supervisor_pid);
-    SET_INTEGER(supervisor, "uptime_ms", s->uptime_ms);
-    SET_INTEGER(supervisor, "keeper_pid", s->keeper_pid);
+    rv_json_set_text(root, "version", s->version);
+    rv_json_set_integer(supervisor, "pid", s->supervisor_pid);
+    rv_json_set_integer(supervisor, "uptime_ms", s->uptime_ms);
+    rv_json_set_integer(supervisor, "keeper_pid", s->keeper_pid);
     (void)json_object_set_new(root, "supervisor", supervisor);
-    SET_INTEGER(router, "pid", s->router_pid);
-    SET_TEXT(router, "state", s->router_state);
+    rv_json_set_integer(router, "pid", s->router_pid);
+    rv_json_set_text(router, "state", s->router_state);
     (void)json_object_set_new(router, "answers", json_boolean(facts->queues));
     (void)json_object_set_new(root, "router", router);
     for (size_t i = 0; i < s->n_types; i++)
         (void)json_array_append_new(types, type_json(s->types[i], queue_of(facts, s->types[i]->name)));
     (void)json_object_set_new(root, "types", types);
     (void)json_object_set_new(root, "models", models_json(s));
-    SET_INTEGER(pool, "bytes", s->pool_bytes);
-    SET_INTEGER(pool, "budget", s->pool_budget);
+    rv_json_set_integer(pool, "bytes", s->pool_bytes);
+    rv_json_set_integer(pool, "budget", s->pool_budget);
     (void)json_object_set_new(root, "pool", pool);
-    SET_INTEGER(root, "clients", s->clients);
-    SET_INTEGER(root, "leases", s->leases);
-    SET_INTEGER(root, "bad_frames", s->bad_frames);
+    rv_json_set_integer(root, "clients", s->clients);
+    rv_json_set_integer(root, "leases", s->leases);
+    rv_json_set_integer(root, "bad_frames", s->bad_frames);
     rv_json_print(root);
 }
 

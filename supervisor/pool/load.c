@@ -102,7 +102,7 @@ static int wait_add(struct rv_load *load, const struct rv_wait_options *options,
     wait->options = *options;
     wait->since_us = rv_now_us();
     if (options->deadline_us) {
-        struct timeval tv = {(time_t)(options->deadline_us / RV_SEC), (suseconds_t)(options->deadline_us % RV_SEC)};
+        struct timeval tv = rv_timeval(options->deadline_us);
 
         wait->timer = event_new(load->supervisor->base, -1, 0, on_deadline, wait);
         if (!wait->timer || event_add(wait->timer, &tv) < 0) {
@@ -289,7 +289,7 @@ static void load_start(struct rv_load *load)
     struct rv_supervisor *s = load->supervisor;
     const char *argv[] = {"resvisor-loader", NULL}, *env[] = {"RESVISOR_CONTROL_FD=3", NULL};
     uint64_t timeout = s->config->load_timeout_us;
-    struct timeval tv = {(time_t)(timeout / RV_SEC), (suseconds_t)(timeout % RV_SEC)};
+    struct timeval tv = rv_timeval(timeout);
     char path[RV_PATH_MAX];
     struct rv_error err = {0};
     int r = rv_installed_path(RV_LIBEXEC, "resvisor-loader", path, sizeof(path));

@@ -294,7 +294,7 @@ static void on_timer(int socket, short what, void *context)
 
 void rv_jobs_arm(struct rv_router *router, struct rv_job_record *job, uint64_t us)
 {
-    struct timeval tv = {(time_t)(us / RV_SEC), (suseconds_t)(us % RV_SEC)};
+    struct timeval tv = rv_timeval(us);
 
     if (!job->timer && us == 0)
         return;

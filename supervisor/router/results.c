@@ -155,7 +155,7 @@ static void arm(struct rv_router *router)
         return;
     if (oldest->ended_us + age_us > now)
         left = oldest->ended_us + age_us - now;
-    tv = (struct timeval){(time_t)(left / RV_SEC), (suseconds_t)(left % RV_SEC)};
+    tv = rv_timeval(left);
     (void)event_add(router->kept_timer, &tv);
 }
 
