@@ -248,6 +248,7 @@ static void setup_types(struct rv_supervisor *s, struct setup *setup)
         t->cancel_timeout_ms = type->cancel_timeout_us / RV_MSEC;
         t->n_models = type->model_count;
         t->models = (char **)type->models;
+        t->kind = type->kind;
         t->state = (char *)rv_worker_state_name(rv_type_state(s, type->name));
         setup->type_pointers[i] = t;
     }

@@ -10,7 +10,7 @@
  *   nano.c     nanomsg sockets                              local.c    the command line's socket
  *   events.c   PUB events and their ring                    sockets.c  who may have a socket path
  *   ask.c      requests that the supervisor answers         submit.c   checking and keeping a Submit
- *   http/      the HTTP front: the same requests again
+ *   http/      the HTTP front: the same requests again        front/     ComfyUI's own address, on http/
  */
 #ifndef RV_ROUTER_H
 #define RV_ROUTER_H
@@ -39,6 +39,8 @@
 
 struct event;
 struct event_base;
+struct rv_front;
+struct rv_front_prompt;
 struct rv_http;
 struct rv_http_request;
 struct rv_job_record;
@@ -57,6 +59,7 @@ struct rv_type {
     uint32_t queue_limit;
     uint64_t job_timeout_us, cancel_timeout_us; /* 0 = no job timeout */
     char first_model[RV_NAME_MAX + 1];          /* "" = the type has none */
+    bool is_comfyui, is_primary;
     bool failed;
     char detail[RV_ERROR_TEXT_MAX / 2]; /* why it failed */
     struct rv_job_list queue;           /* highest priority first, oldest first inside */
@@ -111,6 +114,7 @@ struct rv_job_record {
     uint64_t output_bytes;
     struct event *timer; /* of a running job: its timeout, then the cancel timeout */
     struct rv_parked_list waiters;
+    struct rv_front_prompt *prompt; /* of front/: how it came as a prompt; NULL = it did not */
 };
 
 enum rv_worker_state {
@@ -126,6 +130,7 @@ struct rv_worker_entry {
     char name[RV_WORKER_NAME_MAX + 1];
     struct rv_type *type;
     uint64_t incarnation;
+    uint16_t http_port; /* on loopback; 0 = it serves no HTTP */
     enum rv_worker_state state;
     uint32_t results_due; /* in REPORTING */
     bool draining;
@@ -229,7 +234,8 @@ struct rv_router {
 
     uint64_t log_ask; /* the request for logs that is under way; 0 = none */
     uint64_t rpc_requests, rpc_refusals;
-    struct rv_http *http; /* NULL = off */
+    struct rv_http *http;   /* NULL = off */
+    struct rv_front *front; /* NULL = off, or no type is of kind comfyui */
 };
 
 /* ---- jobs.c ----------------------------------------------------------------------------------------------------- */

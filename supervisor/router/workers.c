@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "front/front.h"
 #include "log.h"
 #include "router.h"
 
@@ -210,6 +211,7 @@ static void start(struct rv_worker_entry *worker, struct rv_job_record *job)
     worker->job = job;
     rv_jobs_mark(router, job, false);
     rv_events_job(router, job);
+    rv_front_queue_changed(router);
     if (job->type->job_timeout_us)
         rv_jobs_arm(router, job, job->type->job_timeout_us);
     /* The ledger must know of the job before its worker does: if the mark still waits in this process, so must the
@@ -236,6 +238,7 @@ static void become_ready(struct rv_worker_entry *worker)
 {
     worker->state = RV_WORKER_READY;
     rv_ledger_heard(worker->router, worker->name);
+    rv_front_worker_ready(worker->router, worker);
     rv_workers_dispatch(worker->router, worker->type);
 }
 
@@ -498,6 +501,7 @@ static void bury(struct rv_worker_entry *worker, const char *cause, const char *
     } else if (job) {
         decide(router, job, name, cause_text, next_text[0] ? next_text : "is not started again");
     }
+    rv_front_worker_gone(router, worker);
     free_worker(worker);
     rv_ledger_heard(router, name);
     rv_workers_dispatch(router, type);
@@ -548,6 +552,7 @@ void rv_workers_channel(struct rv_router *router, struct rv_frame *frame)
     worker->router = router;
     worker->type = type;
     worker->incarnation = channel->incarnation;
+    worker->http_port = channel->http_port <= UINT16_MAX ? (uint16_t)channel->http_port : 0;
     (void)snprintf(worker->name, sizeof(worker->name), "%s", channel->worker);
     TAILQ_INSERT_TAIL(&router->workers, worker, link);
     worker->peer = rv_peer_create(router->base, fd, &handlers, worker);
