@@ -142,7 +142,7 @@ class FakeComfyUI:
         return self.ask(pid, "state")
 
     def push(self, pid, client, kind, **parameters):
-        """Sends a frame to a client's socket, or breaks one."""
+        """Sends a frame to a client's socket, or breaks one. It does not wait for its arrival; pushes keep their order."""
         self.ask(pid, "push", client=client, kind=kind, **parameters)
 
     def event(self, pid, event, data, client=None):
