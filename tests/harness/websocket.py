@@ -118,14 +118,17 @@ class WebSocket:
 
     # ---- receiving ----
 
-    def _more(self):
+    def _read(self, most=1 << 20):
         try:
-            data = self.sock.recv(1 << 20)
+            data = self.sock.recv(most)
         except ConnectionResetError:
             data = b""
         if not data:
             raise Closed(None)
-        self.buffer += data
+        return data
+
+    def _more(self):
+        self.buffer += self._read()
 
     def _take(self, count):
         while len(self.buffer) < count:
@@ -145,11 +148,8 @@ class WebSocket:
         self.buffer = self.buffer[size:]
         missing = size - len(parts[0])
         while missing:
-            data = self.sock.recv(min(missing, 1 << 20))
-            if not data:
-                raise Closed(None)
-            parts.append(data)
-            missing -= len(data)
+            parts.append(self._read(min(missing, 1 << 20)))
+            missing -= len(parts[-1])
         return bool(first & 0x80), first & 15, b"".join(parts)
 
     def receive(self):
