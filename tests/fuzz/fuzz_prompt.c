@@ -1,7 +1,7 @@
 /*
- * Any bytes as the body of POST /prompt, and as a worker's entry of the history. What the scanner accepts, jansson accepts
- * too, and the other way round, but for halves of pairs of surrogates, NULs, depth and numbers that are too large; what is
- * made out of it is JSON again.
+ * Any bytes as the body of POST /prompt, and as a worker's entry of the history. What the scanner accepts, jansson
+ * accepts too, and the other way round, but for halves of pairs of surrogates, NULs, depth and numbers that are too
+ * large; what is made out of it is JSON again.
  */
 #include <errno.h>
 #include <jansson.h>
@@ -42,8 +42,7 @@ static void compare(const char *text, size_t size, int r)
         MUST(r == 0 || r == -E2BIG);
     else if (r == 0)
         MUST(strstr(problem.text, "\\u") || strstr(problem.text, "surrogate") || strstr(problem.text, "overflow") ||
-             strstr(problem.text, "NUL") ||
-             json_error_code(&problem) == json_error_numeric_overflow ||
+             strstr(problem.text, "NUL") || json_error_code(&problem) == json_error_numeric_overflow ||
              json_error_code(&problem) == json_error_out_of_memory);
     json_decref(json);
 }
@@ -102,7 +101,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         shapes(text, whole);
     }
     if (rv_prompt_body_read(text, size, &body, &fault) == 0) {
-        struct rv_shape_prompt prompt = {text, body.prompt, body.extra_data, "id", body.client_id, NULL, body.number, 1};
+        struct rv_shape_prompt prompt = {text,           body.prompt, body.extra_data, "id",
+                                         body.client_id, NULL,        body.number,     1};
 
         rv_shape_queue_item(&shape, &prompt);
         must_be_json(&shape);

@@ -36,15 +36,74 @@ static int check(const char *text, size_t length)
 static void json_is_checked_strictly(void **state)
 {
     static const char *const good[] = {
-        "0", "-0", "10.5e-3", "1E+9", "true", "false", "null", "\"\"", "{}", "[]", " [ ] ", "[1, 2]", "{\"a\":1}",
+        "0",
+        "-0",
+        "10.5e-3",
+        "1E+9",
+        "true",
+        "false",
+        "null",
+        "\"\"",
+        "{}",
+        "[]",
+        " [ ] ",
+        "[1, 2]",
+        "{\"a\":1}",
         "{\"a\" : [ {\"b\" : null } , \"\\u00e9\\ud83d\\ude00\\\"\\\\\\/\\b\\f\\n\\r\\t\" ] }",
-        "\"gr\xc3\xbc\xc3\x9f\xe2\x82\xac\xf0\x9f\x98\x80 and a text that is longer than a word\"", "[[[[]]],{}]"};
-    static const char *const bad[] = {
-        "", " ", "01", "-", "+1", "1.", ".5", "1e", "0x1", "NaN", "Infinity", "tru", "nul", "True", "'a'", "\"", "\"\\",
-        "\"\\x\"", "\"\\u12g4\"", "\"\\u12\"", "\"a\nb\"", "{", "[", "[1", "[1,", "[1,]", "[,1]", "{\"a\"", "{\"a\":",
-        "{\"a\":1", "{\"a\":1,", "{\"a\":1,}", "{a:1}", "{1:1}", "{\"a\" 1}", "[1 2]", "[1]]", "{}{}", "1 2", "[}", "{]",
-        "\"\x80\"", "\"\xc0\x80\"", "\"\xc3\"", "\"\xe0\x80\x80\"", "\"\xed\xa0\x80\"", "\"\xf0\x80\x80\x80\"",
-        "\"\xf4\x90\x80\x80\"", "\"\xf5\x80\x80\x80\"", "\"abcdefg\x80hijklmn\"", "\"abcdefghijk\x01lmnopq\"", "// a\n1"};
+        "\"gr\xc3\xbc\xc3\x9f\xe2\x82\xac\xf0\x9f\x98\x80 and a text that is longer than a word\"",
+        "[[[[]]],{}]"};
+    static const char *const bad[] = {"",
+                                      " ",
+                                      "01",
+                                      "-",
+                                      "+1",
+                                      "1.",
+                                      ".5",
+                                      "1e",
+                                      "0x1",
+                                      "NaN",
+                                      "Infinity",
+                                      "tru",
+                                      "nul",
+                                      "True",
+                                      "'a'",
+                                      "\"",
+                                      "\"\\",
+                                      "\"\\x\"",
+                                      "\"\\u12g4\"",
+                                      "\"\\u12\"",
+                                      "\"a\nb\"",
+                                      "{",
+                                      "[",
+                                      "[1",
+                                      "[1,",
+                                      "[1,]",
+                                      "[,1]",
+                                      "{\"a\"",
+                                      "{\"a\":",
+                                      "{\"a\":1",
+                                      "{\"a\":1,",
+                                      "{\"a\":1,}",
+                                      "{a:1}",
+                                      "{1:1}",
+                                      "{\"a\" 1}",
+                                      "[1 2]",
+                                      "[1]]",
+                                      "{}{}",
+                                      "1 2",
+                                      "[}",
+                                      "{]",
+                                      "\"\x80\"",
+                                      "\"\xc0\x80\"",
+                                      "\"\xc3\"",
+                                      "\"\xe0\x80\x80\"",
+                                      "\"\xed\xa0\x80\"",
+                                      "\"\xf0\x80\x80\x80\"",
+                                      "\"\xf4\x90\x80\x80\"",
+                                      "\"\xf5\x80\x80\x80\"",
+                                      "\"abcdefg\x80hijklmn\"",
+                                      "\"abcdefghijk\x01lmnopq\"",
+                                      "// a\n1"};
 
     (void)state;
     for (unsigned i = 0; i < sizeof(good) / sizeof(good[0]); i++)
@@ -124,7 +183,8 @@ static void texts_are_decoded(void **state)
         {"\"\\u0041\\u00e9\\u20ac\\ud83d\\ude00\"", "A\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80"},
         {"\"\\ud83d\"", "\xef\xbf\xbd"},
         {"\"\\ude00x\"", "\xef\xbf\xbdx"},
-        {"\"\\ud83d\\u0041\"", "\xef\xbf\xbd" "A"},
+        {"\"\\ud83d\\u0041\"", "\xef\xbf\xbd"
+                               "A"},
         {"\"\\b\\f\\n\\r\\t\\/\\\\\"", "\b\f\n\r\t/\\"},
         {"\"a\\u0000b\"", NULL},
     };
@@ -142,8 +202,10 @@ static void texts_are_decoded(void **state)
 
 static void truth_is_pythons(void **state)
 {
-    static const char *const yes[] = {"true", "1", "-0.5", "\"0\"", "[0]", "{\"a\":0}"}, *const no[] = {
-        "false", "null", "0", "0.0", "-0", "\"\"", "[]", "{ }"};
+    static const char *const yes[] = {"true", "1", "-0.5", "\"0\"", "[0]", "{\"a\":0}"}, *const no[] = {"false", "null",
+                                                                                                        "0",     "0.0",
+                                                                                                        "-0",    "\"\"",
+                                                                                                        "[]",    "{ }"};
 
     (void)state;
     for (unsigned i = 0; i < sizeof(yes) / sizeof(yes[0]); i++)
@@ -159,7 +221,8 @@ static void a_body_is_read(void **state)
     static const char text[] =
         "{\"client_id\": \"me\", \"prompt\": {\"1\": {}}, \"front\": true, \"number\": 2.5, \"other\": [1],"
         "\"prompt_id\": \"01234567-89ab-cdef-0123-456789abcdef\", \"partial_execution_targets\": [\"1\"],"
-        "\"extra_data\": {\"resvisor\": {\"type\": \"video\", \"priority\": -7, \"retry\": true, \"new\": 1}, \"x\": 1}}";
+        "\"extra_data\": {\"resvisor\": {\"type\": \"video\", \"priority\": -7, \"retry\": true, \"new\": 1}, \"x\": "
+        "1}}";
     struct rv_prompt_body body;
     struct rv_prompt_fault fault;
 
@@ -195,7 +258,8 @@ static void absent_and_null_fields_are_fine(void **state)
 /* Every field as every kind of JSON: an answer, never a fault. */
 static void wrong_kinds_are_refused(void **state)
 {
-    static const char *const values[] = {"null", "true", "0", "-1e9", "\"\"", "\"x\"", "[]", "[null]", "{}", "{\"a\":[]}"};
+    static const char *const values[] = {"null",  "true", "0",      "-1e9", "\"\"",
+                                         "\"x\"", "[]",   "[null]", "{}",   "{\"a\":[]}"};
     static const char *const forms[] = {
         "{\"prompt\": %s}",
         "{\"prompt\": {}, \"client_id\": %s}",
@@ -234,9 +298,14 @@ static void wrong_kinds_are_refused(void **state)
 
 static void ids_are_canonical(void **state)
 {
-    static const char *const wrong[] = {"", "0", "01234567-89ab-cdef-0123-456789abcde", "01234567-89ab-cdef-0123-456789abcdef0",
-                                        "01234567-89AB-cdef-0123-456789abcdef", "01234567x89ab-cdef-0123-456789abcdef",
-                                        "0123456789ab-cdef-0123-456789abcdef-", "g1234567-89ab-cdef-0123-456789abcdef"};
+    static const char *const wrong[] = {"",
+                                        "0",
+                                        "01234567-89ab-cdef-0123-456789abcde",
+                                        "01234567-89ab-cdef-0123-456789abcdef0",
+                                        "01234567-89AB-cdef-0123-456789abcdef",
+                                        "01234567x89ab-cdef-0123-456789abcdef",
+                                        "0123456789ab-cdef-0123-456789abcdef-",
+                                        "g1234567-89ab-cdef-0123-456789abcdef"};
     uint8_t random[16];
     char text[RV_UUID_SIZE];
 
@@ -264,8 +333,9 @@ static json_t *parse(struct rv_shape *shape)
 
 static void a_queue_item_has_no_secrets(void **state)
 {
-    static const char text[] = "{\"prompt\": {\"1\": {\"class_type\": \"A\"}}, \"extra_data\": {\"api_key_comfy_org\": \"s\","
-                               "\"auth\\u005ftoken_comfy_org\": \"s\", \"client_id\": 1, \"create_time\": 2, \"k\": [1]}}";
+    static const char text[] =
+        "{\"prompt\": {\"1\": {\"class_type\": \"A\"}}, \"extra_data\": {\"api_key_comfy_org\": \"s\","
+        "\"auth\\u005ftoken_comfy_org\": \"s\", \"client_id\": 1, \"create_time\": 2, \"k\": [1]}}";
     struct rv_shape_prompt prompt = {.text = text, .id = "a\"b\n", .client_id = "c\\", .number = -3, .created_ms = 17};
     struct rv_prompt_body body;
     struct rv_prompt_fault fault;
@@ -278,8 +348,8 @@ static void a_queue_item_has_no_secrets(void **state)
     prompt.extra_data = body.extra_data;
     rv_shape_queue_item(&shape, &prompt);
     item = parse(&shape);
-    wanted = json_pack("[i, s, {s:{s:s}}, {s:[i], s:s, s:i}, []]", -3, "a\"b\n", "1", "class_type", "A", "k", 1, "client_id",
-                       "c\\", "create_time", 17);
+    wanted = json_pack("[i, s, {s:{s:s}}, {s:[i], s:s, s:i}, []]", -3, "a\"b\n", "1", "class_type", "A", "k", 1,
+                       "client_id", "c\\", "create_time", 17);
     assert_true(json_equal(item, wanted));
     json_decref(item);
     json_decref(wanted);
@@ -295,7 +365,8 @@ static void an_entry_says_how_it_ran(void **state)
 {
     static const struct rv_shape_run run = {"image", "image/0", 1500, 0, 2000000, 7, true, 5};
     static const char *const entries[] = {
-        "{\"prompt\": [0, \"theirs\", {\"1\": 1}, {}, [\"9\"]], \"outputs\": {\"9\": 1}, \"status\": {\"completed\": true}, "
+        "{\"prompt\": [0, \"theirs\", {\"1\": 1}, {}, [\"9\"]], \"outputs\": {\"9\": 1}, \"status\": {\"completed\": "
+        "true}, "
         "\"meta\": 1}",
         "{\"prompt\": [0, \"theirs\", {\"1\": 1}, {}, [\"9\"]], \"status\": null}",
         "{\"prompt\": [0, \"theirs\", {\"1\": 1}, {}, [\"9\"]]}",
@@ -334,7 +405,8 @@ static void a_failure_becomes_an_entry(void **state)
         rv_shape_failed(&shape, &(struct rv_shape_prompt){.id = "x"}, &failures[i]);
         json = parse(&shape);
         last = json_array_get(json_object_get(json_object_get(json, "status"), "messages"), 1);
-        assert_string_equal(json_string_value(json_array_get(last, 0)), i ? "execution_interrupted" : "execution_error");
+        assert_string_equal(json_string_value(json_array_get(last, 0)),
+                            i ? "execution_interrupted" : "execution_error");
         assert_int_equal(json_integer_value(json_object_get(json_array_get(last, 1), "timestamp")), 2);
         json_decref(json);
     }
@@ -377,12 +449,18 @@ static void a_job_is_summed_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(json_is_checked_strictly), cmocka_unit_test(depth_is_bounded),
-        cmocka_unit_test(members_are_found),        cmocka_unit_test(texts_are_decoded),
-        cmocka_unit_test(truth_is_pythons),         cmocka_unit_test(a_body_is_read),
-        cmocka_unit_test(absent_and_null_fields_are_fine), cmocka_unit_test(wrong_kinds_are_refused),
-        cmocka_unit_test(ids_are_canonical),        cmocka_unit_test(a_queue_item_has_no_secrets),
-        cmocka_unit_test(an_entry_says_how_it_ran), cmocka_unit_test(a_failure_becomes_an_entry),
+        cmocka_unit_test(json_is_checked_strictly),
+        cmocka_unit_test(depth_is_bounded),
+        cmocka_unit_test(members_are_found),
+        cmocka_unit_test(texts_are_decoded),
+        cmocka_unit_test(truth_is_pythons),
+        cmocka_unit_test(a_body_is_read),
+        cmocka_unit_test(absent_and_null_fields_are_fine),
+        cmocka_unit_test(wrong_kinds_are_refused),
+        cmocka_unit_test(ids_are_canonical),
+        cmocka_unit_test(a_queue_item_has_no_secrets),
+        cmocka_unit_test(an_entry_says_how_it_ran),
+        cmocka_unit_test(a_failure_becomes_an_entry),
         cmocka_unit_test(a_job_is_summed_up),
     };
 
