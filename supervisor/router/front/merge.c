@@ -133,9 +133,14 @@ static void arrays_done(struct rv_front_gather *gather)
 
 static void gather_types(struct rv_http_request *request, void (*done)(struct rv_front_gather *gather), uint64_t first_us)
 {
-    struct rv_front_gather *gather = rv_front_gather_create(request, done);
+    struct rv_front_gather *gather;
     struct rv_front_call_options options = {.method = "GET", .path = request->uri};
 
+    if (rv_front_is_pinned(request)) {
+        rv_front_pass_on(request);
+        return;
+    }
+    gather = rv_front_gather_create(request, done);
     if (!gather)
         return;
     rv_front_gather_types(gather);

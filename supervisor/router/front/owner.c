@@ -211,6 +211,10 @@ void rv_front_view(struct rv_http_request *request)
     struct rv_worker_entry *any = rv_front_any(front, NULL), *first = rv_front_next(front, NULL), *worker = NULL;
     const struct place *place = find(front, key_of_request(request));
 
+    if (rv_front_is_pinned(request)) {
+        rv_front_pass_on(request);
+        return;
+    }
     if (!any) {
         rv_front_answer_not_ready(request, NULL);
         return;
