@@ -397,6 +397,24 @@ def test_workers_that_are_not_there(stage):
     assert stage.get("/users").status == 200
 
 
+def test_a_worker_that_is_silent_is_given_up(tmp_path):
+    stage = Stage(tmp_path / "silent", worker_timeout="1s")
+    try:
+        for fault, path in (("hang", "/features"), ("hang", "/object_info"), ("stall_unread", "/fake_pack/echo")):
+            stage.fakes["image"].fault(f"* {path}", fault)
+            answer = stage.post(path, b"x" * 100) if fault == "stall_unread" else stage.get(path)
+            if path == "/object_info":  # of the other type it is known
+                assert set(answer.json) >= {"OnlyVideo"}
+            else:
+                assert (answer.status, error_of(answer)) == (504, "worker_timeout")
+        stage.fakes["image"].fault("GET /embeddings", "half_body")
+        with stage.client() as client, pytest.raises((http.client.HTTPException, ConnectionError)):
+            client.get("/embeddings")
+    finally:
+        stage.fakes["image"].clear()
+        stage.service.end()
+
+
 def test_a_token_is_asked_for_and_kept_here(tmp_path):
     stage = Stage(tmp_path / "token", token=web.TOKEN)
     try:

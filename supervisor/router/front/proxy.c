@@ -20,7 +20,6 @@
 #define BUFFER_FIRST 4096u
 #define HEAD_MAX (12u * 1024) /* of an answer: with a request's head it must fit libmicrohttpd's 32 KiB */
 #define BLOCK_BYTES (32u * 1024)
-#define STALL_US (300 * RV_SEC) /* a node that holds Python's lock keeps ComfyUI's server silent */
 
 struct buffer {
     char *bytes;
@@ -470,7 +469,7 @@ static int prepare(struct rv_front_exchange *x, struct rv_worker_entry *worker)
         return r;
     x->transfer.advance = advance;
     x->transfer.waits_for_client = waits_for_client;
-    x->transfer.limit_us = STALL_US;
+    x->transfer.limit_us = request->http->router->setup->http_worker_timeout_ms * RV_MSEC;
     x->up_ended = !request->framing.has_body || request->stage == RV_HTTP_WORK;
     if (request->stage == RV_HTTP_WORK && request->body) { /* a handler has looked at it */
         x->up = (struct buffer){request->body, 0, request->body_length, request->body_room};
