@@ -237,7 +237,7 @@ void rv_front_prompts_job_removed(struct rv_front *front, struct rv_job_record *
 /* The client_id of the prompt that the job is; NULL = it has none, or did not come as a prompt. */
 const char *rv_front_prompt_client(const struct rv_job_record *job);
 
-/* For /metrics: prompts that were taken, refused, and of those taken not validated before. */
+/* For /metrics: prompts that were taken, refused, and of those taken not validated before. front may be NULL. */
 void rv_front_prompt_counts(const struct rv_front *front, uint64_t *ret_taken, uint64_t *ret_refused,
                             uint64_t *ret_unvalidated);
 

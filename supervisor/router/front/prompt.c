@@ -126,9 +126,11 @@ const char *rv_front_prompt_client(const struct rv_job_record *job)
 void rv_front_prompt_counts(const struct rv_front *front, uint64_t *ret_taken, uint64_t *ret_refused,
                             uint64_t *ret_unvalidated)
 {
-    *ret_taken = front->prompts->taken;
-    *ret_refused = front->prompts->refused;
-    *ret_unvalidated = front->prompts->unvalidated;
+    const struct rv_front_prompts *prompts = front ? front->prompts : NULL;
+
+    *ret_taken = prompts ? prompts->taken : 0;
+    *ret_refused = prompts ? prompts->refused : 0;
+    *ret_unvalidated = prompts ? prompts->unvalidated : 0;
 }
 
 uint32_t rv_front_queue_remaining(const struct rv_front *front)
