@@ -91,7 +91,7 @@ bool rv_front_check(struct rv_http_request *request, const char *method, const s
         return true;
     }
     route = rv_front_find_route(method, request->target.segments, request->target.segment_count, request->api);
-    if (!rv_http_check_client(request, head, route->operator ? RV_HTTP_OPERATOR : RV_HTTP_CLIENT))
+    if (!rv_http_check_client(request, head, route->operator? RV_HTTP_OPERATOR : RV_HTTP_CLIENT))
         return true;
     request->front = route;
     if (route->action == RV_FRONT_HANDLE) {

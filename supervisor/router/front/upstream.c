@@ -16,9 +16,9 @@
 #include "log.h"
 #include "upstream.h"
 
-#define CONNECT_MS 5000L     /* to a socket of this machine */
-#define IDLE_S 60L           /* a connection that rested longer is not used again: ComfyUI closes it after 75 s */
-#define IDLE_MAX 64L         /* connections kept */
+#define CONNECT_MS 5000L /* to a socket of this machine */
+#define IDLE_S 60L       /* a connection that rested longer is not used again: ComfyUI closes it after 75 s */
+#define IDLE_MAX 64L     /* connections kept */
 #define HANDLES_KEPT 32u
 #define BLOCK_BYTES (64L * 1024)
 #define SWEEP_US (RV_SEC / 2)
@@ -284,8 +284,8 @@ int rv_front_transfer_init(struct rv_front_transfer *transfer, struct rv_front *
     return 0;
 }
 
-int rv_front_transfer_field(struct rv_front_transfer *transfer, const char *name, size_t name_length,
-                            const char *value, size_t value_length)
+int rv_front_transfer_field(struct rv_front_transfer *transfer, const char *name, size_t name_length, const char *value,
+                            size_t value_length)
 {
     char small[512], *line = small;
     size_t size = name_length + value_length + 3;

@@ -38,8 +38,8 @@ int rv_front_transfer_init(struct rv_front_transfer *transfer, struct rv_front *
                            const struct rv_worker_entry *worker);
 
 /* "Name: value" is copied; it is sent instead of what libcurl would send under that name. */
-int rv_front_transfer_field(struct rv_front_transfer *transfer, const char *name, size_t name_length,
-                            const char *value, size_t value_length);
+int rv_front_transfer_field(struct rv_front_transfer *transfer, const char *name, size_t name_length, const char *value,
+                            size_t value_length);
 
 /* Sends it. What comes of it at once is told (`advance`) before this returns. */
 int rv_front_transfer_start(struct rv_front_transfer *transfer);
