@@ -381,6 +381,12 @@ def test_pages_of_elsewhere_are_refused(stage):
     assert len(stage.fakes["image"].requests()) == count
 
 
+def test_routes_for_the_router_are_nobody_else_s(stage):
+    answer = stage.post("/api/resvisor/validate", {"prompt": {}})
+    assert (answer.status, error_of(answer)) == (404, "not_found")
+    assert stage.fakes["image"].requests("/resvisor/validate") == []
+
+
 def test_a_reboot_needs_the_token(stage):
     for path in ("/manager/reboot", "/api/manager/reboot", "/api/v2/manager/reboot"):
         for method in ("GET", "POST"):

@@ -161,6 +161,7 @@ void rv_front_release(struct rv_http_request *request);
 int rv_front_upstream_init(struct rv_front *front);
 void rv_front_upstream_stop(struct rv_front *front);
 void rv_front_upstream_fini(struct rv_front *front);
+void rv_front_upstream_worker_gone(struct rv_front *front, const struct rv_worker_entry *worker);
 
 /* At the end of the head: sends the request on. A response is set if that cannot be. */
 void rv_front_pass_on(struct rv_http_request *request);

@@ -260,6 +260,7 @@ int rv_front_transfer_init(struct rv_front_transfer *transfer, struct rv_front *
     char url[64];
 
     transfer->front = front;
+    transfer->worker = worker;
     transfer->easy = take_handle(front->upstream);
     if (!transfer->easy)
         return -ENOMEM;
@@ -405,19 +406,33 @@ int rv_front_upstream_init(struct rv_front *front)
     return 0;
 }
 
-/* What is under way fails as if its worker had gone; clients are answered while the daemon still is there. */
-void rv_front_upstream_stop(struct rv_front *front)
+/* What is under way to that worker (NULL = to any) ends as if it had closed the connection. */
+static void fail(struct rv_front *front, const struct rv_worker_entry *worker)
 {
     struct rv_front_transfer *transfer;
 
-    if (!front->upstream)
-        return;
     TAILQ_FOREACH (transfer, &front->upstream->running, link) {
+        if (transfer->done || (worker && transfer->worker != worker))
+            continue;
         transfer->done = true;
         transfer->result = CURLE_RECV_ERROR;
         rv_front_touch(transfer);
     }
     rv_front_settle(front);
+}
+
+/* Its port may be held open for the next process: who waits there for an answer would wait for that one. */
+void rv_front_upstream_worker_gone(struct rv_front *front, const struct rv_worker_entry *worker)
+{
+    if (front->upstream)
+        fail(front, worker);
+}
+
+/* Clients are answered while the daemon still is there. */
+void rv_front_upstream_stop(struct rv_front *front)
+{
+    if (front->upstream)
+        fail(front, NULL);
 }
 
 void rv_front_upstream_fini(struct rv_front *front)

@@ -17,6 +17,7 @@
 struct rv_front_transfer {
     TAILQ_ENTRY(rv_front_transfer) link, touched_link;
     struct rv_front *front;
+    const struct rv_worker_entry *worker; /* only compared: it may be gone */
     CURL *easy;
     struct curl_slist *fields;
     char error[CURL_ERROR_SIZE];
