@@ -31,6 +31,7 @@
 #define RV_FRONT_PROMPT_MAX (16u * 1024 * 1024)   /* bytes of a body of POST /prompt: workflows embed images */
 #define RV_FRONT_BODY_MAX (1024u * 1024)          /* of other bodies that are read here */
 #define RV_FRONT_ANSWER_MAX (64ull * 1024 * 1024) /* of a worker's answer that is read here, as object_info is */
+#define RV_FRONT_COOKIE "resvisor_token"          /* shows the token of a browser that was let in by /?token=… */
 #define RV_FRONT_TYPE_FIELD "X-Resvisor-Type"     /* of a request: a worker of that type shall answer */
 #define RV_FRONT_WORKER_FIELD "X-Resvisor-Worker" /* that worker: "image/0" */
 #define RV_FRONT_RETRY_MS 2000u                   /* Retry-After while a worker starts */
@@ -161,6 +162,7 @@ void rv_front_release(struct rv_http_request *request);
 int rv_front_upstream_init(struct rv_front *front);
 void rv_front_upstream_stop(struct rv_front *front);
 void rv_front_upstream_fini(struct rv_front *front);
+void rv_front_upstream_worker_gone(struct rv_front *front, const struct rv_worker_entry *worker);
 
 /* At the end of the head: sends the request on. A response is set if that cannot be. */
 void rv_front_pass_on(struct rv_http_request *request);
