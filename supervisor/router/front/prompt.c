@@ -426,7 +426,7 @@ static bool ask_worker(struct rv_front_posting *p)
 static bool decide(struct rv_front_posting *p)
 {
     const struct rv_front_prompts *prompts = p->front->prompts;
-    const char *wanted = MHD_lookup_connection_value(p->request->connection, MHD_HEADER_KIND, "X-Resvisor-Type");
+    const char *wanted = MHD_lookup_connection_value(p->request->connection, MHD_HEADER_KIND, RV_FRONT_TYPE_FIELD);
     struct rv_graph *graph = NULL;
     struct rv_route route;
     struct rv_error err = {0};
