@@ -49,17 +49,18 @@ def comfy_type(base, **keys):
 
 @pytest.fixture(scope="module")
 def make_comfy(tmp_path_factory, base):
-    """make_comfy({type: keys}): a running service, its workers ready. Ended with the module."""
+    """make_comfy({type: keys}, prepare=function of the service): running, its workers ready. Ended with the module."""
     from harness.service import Service
 
     made = []
 
-    def make(types):
+    def make(types, prepare=lambda service: None):
         folder = tmp_path_factory.mktemp("service")
         service = Service(folder, {"model_folders": [str(base / "models")]})
         service.config["types"] = {
             name: comfy_type(base, state_folder=str(folder / "state"), **keys) for name, keys in types.items()
         }
+        prepare(service)
         made.append(service)
         service.start()
         service.wait_ready(timeout=START_S)

@@ -250,6 +250,8 @@ static struct MHD_Response *make_response(struct rv_front_exchange *x)
 {
     curl_off_t size = -1;
 
+    /* libmicrohttpd 0.9.75 says `Content-Length: 0` in a 304; of an unknown size, it would send the end of a chunked
+     * body that was not there, which the client would take for the next answer. */
     if (has_no_body(x))
         return MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
     (void)curl_easy_getinfo(x->transfer.easy, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &size);
