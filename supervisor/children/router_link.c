@@ -216,6 +216,7 @@ struct setup {
     Rv__RouterSetup message;
     Rv__TypeSetup types[RV_TYPES_MAX];
     Rv__TypeSetup *type_pointers[RV_TYPES_MAX];
+    char *model_files[RV_TYPES_MAX][RV_TYPE_MODELS_MAX];
     char *workers[RV_TYPES_MAX * RV_WORKERS_PER_TYPE_MAX];
     char control[RV_PATH_MAX], rpc[RV_PATH_MAX], events[RV_PATH_MAX], token[TOKEN_MAX + 1], http_token[TOKEN_MAX + 1];
     Rv__MarkedJob jobs[RV_JOB_LEDGER_MAX];
@@ -235,6 +236,14 @@ static void read_token(const char *path, char token[TOKEN_MAX + 1])
         (void)close(fd);
 }
 
+static char *model_path(const struct rv_config *config, const char *name)
+{
+    for (uint32_t i = 0; i < config->model_count; i++)
+        if (strcmp(config->models[i].name, name) == 0)
+            return config->models[i].path;
+    return (char *)name;
+}
+
 static void setup_types(struct rv_supervisor *s, struct setup *setup)
 {
     for (uint32_t i = 0; i < s->config->type_count; i++) {
@@ -248,6 +257,13 @@ static void setup_types(struct rv_supervisor *s, struct setup *setup)
         t->cancel_timeout_ms = type->cancel_timeout_us / RV_MSEC;
         t->n_models = type->model_count;
         t->models = (char **)type->models;
+        t->kind = type->kind;
+        t->n_accepts = type->accept_count;
+        t->accepts = (char **)type->accepts;
+        for (uint32_t k = 0; k < type->model_count; k++)
+            setup->model_files[i][k] = model_path(s->config, type->models[k]);
+        t->n_model_files = type->model_count;
+        t->model_files = setup->model_files[i];
         t->state = (char *)rv_worker_state_name(rv_type_state(s, type->name));
         setup->type_pointers[i] = t;
     }
@@ -310,6 +326,7 @@ static void setup_fill(struct rv_router *r, struct setup *setup)
     m->http_token = setup->http_token;
     m->http_connections = config->http_connections;
     m->http_timeout_ms = config->http_timeout_us / RV_MSEC;
+    m->http_worker_timeout_ms = config->http_worker_timeout_us / RV_MSEC;
     if (config->http_token_file[0] && !setup->http_token[0]) /* better no front than an open one */
         m->http_listen = (char *)"";
     m->epoch = rv_wall_ms() * 1000 + ++r->record->epoch % 1000; /* another one each time, also after a restart of all */
@@ -368,6 +385,16 @@ static void send_to_router(struct rv_supervisor *s, const Rv__Frame *frame, cons
         rv_session_send(r->child.session, frame, fds, fd_count);
 }
 
+/* Where its ComfyUI listens, in the words of its launcher: "… at http://127.0.0.1:PORT; …". 0 = not there. */
+static uint32_t http_port(const char *detail)
+{
+    static const char where[] = " at http://127.0.0.1:";
+    const char *found = detail ? strstr(detail, where) : NULL;
+    unsigned long port = found ? strtoul(found + strlen(where), NULL, 10) : 0;
+
+    return port <= UINT16_MAX ? (uint32_t)port : 0;
+}
+
 void rv_router_connect_worker(struct rv_supervisor *s, const struct rv_worker *worker)
 {
     Rv__Frame frame = RV__FRAME__INIT;
@@ -387,6 +414,7 @@ void rv_router_connect_worker(struct rv_supervisor *s, const struct rv_worker *w
     channel.worker = (char *)facts.id;
     channel.type = (char *)facts.type;
     channel.incarnation = facts.incarnation;
+    channel.http_port = http_port(facts.detail);
     frame.body_case = RV__FRAME__BODY_ROUTER_CHANNEL;
     frame.router_channel = &channel;
     send_to_router(s, &frame, &pair[0], 1);
