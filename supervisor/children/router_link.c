@@ -120,7 +120,7 @@ static void start(struct rv_router *r)
     if (s->stopping)
         return;
     if (rc == 0)
-        rc = rv_child_spawn(s, &r->child, &(struct rv_spawn_options){RV_CHILD_ROUTER, "router", path, argv, env}, &err);
+        rc = rv_child_spawn(s, &r->child, &(struct rv_spawn_options){RV_CHILD_ROUTER, "router", path, argv, env, NULL, 0}, &err);
     if (rc < 0) {
         rv_log_error("the router could not be started: %s; tried again in 1 s", err.code ? err.message : strerror(-rc));
         if (give_up(r))
@@ -243,6 +243,8 @@ static void setup_types(struct rv_supervisor *s, struct setup *setup)
 
         rv__type_setup__init(t);
         t->name = type->name;
+        t->kind = type->kind;
+        t->primary = type->primary;
         t->queue_limit = type->queue;
         t->job_timeout_ms = type->job_timeout_us / RV_MSEC;
         t->cancel_timeout_ms = type->cancel_timeout_us / RV_MSEC;
@@ -387,6 +389,7 @@ void rv_router_connect_worker(struct rv_supervisor *s, const struct rv_worker *w
     channel.worker = (char *)facts.id;
     channel.type = (char *)facts.type;
     channel.incarnation = facts.incarnation;
+    channel.http_port = facts.http_port;
     frame.body_case = RV__FRAME__BODY_ROUTER_CHANNEL;
     frame.router_channel = &channel;
     send_to_router(s, &frame, &pair[0], 1);
