@@ -80,8 +80,8 @@ static void check_prefix(struct rv_loader *loader, uint32_t number)
     const struct rv_config_type *type = &loader->config->config.types[number];
     const char *text = type->output_prefix;
 
-    if (*text == '/' || *text == '-' || strcmp(text, "..") == 0 || strncmp(text, "../", 3) == 0 || strstr(text, "/../") ||
-        strchr(text, '\\'))
+    if (*text == '/' || *text == '-' || strcmp(text, "..") == 0 || strncmp(text, "../", 3) == 0 ||
+        strstr(text, "/../") || strchr(text, '\\'))
         problem(loader, "types.*.output_prefix", number, "allowed: a relative path that does not leave the folder", "");
     if (*text && type->workers > 1 && !strstr(text, WORKER_MARK))
         problem(loader, "types.*.output_prefix", number,
@@ -173,8 +173,7 @@ void rv_config_check_all_comfyui(struct rv_loader *loader)
             if (is_comfyui(&c->types[k]))
                 check_pair(loader, k, i);
         if (c->types[i].primary && primary < c->type_count)
-            problem(loader, "types.*.primary", i, " is the primary type already; allowed: one",
-                    c->types[primary].name);
+            problem(loader, "types.*.primary", i, " is the primary type already; allowed: one", c->types[primary].name);
         if (c->types[i].primary)
             primary = i;
     }

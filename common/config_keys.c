@@ -134,7 +134,8 @@ static const struct rv_key keys[] = {
      "reason, "
      "`fail` ends it, which counts as a death."},
     {"types.*.output_prefix", RV_KEY_STRING, TYPE(output_prefix), TEXT, "",
-     "Kind `comfyui` only. Stands before the name of each file that is saved; a `/` at its end makes it a folder. Empty "
+     "Kind `comfyui` only. Stands before the name of each file that is saved; a `/` at its end makes it a folder. "
+     "Empty "
      "means `TYPE-NUMBER/`. `%worker%` is the worker's number, and must be in it when the type has several workers."},
     {"types.*.loop_timeout", RV_KEY_DURATION, TYPE(loop_timeout_us), 0, DAY, false, NULL, "5m",
      "Kind `comfyui` only. A worker whose server stands still for this long, which a custom node's code can cause, is "
@@ -206,10 +207,10 @@ static const struct {
     const char *pattern;
     const char *kinds; /* "a|b" */
 } kind_keys[] = {
-    {"types.*.executor", "native"},     {"types.*.script", "python"},        {"types.*.python", "python|comfyui"},
-    {"types.*.args", "python|comfyui"}, {"types.*.models", "native|python"}, {"types.*.mapping", "native|python"},
-    {"types.*.directory", "comfyui"},   {"types.*.state_folder", "comfyui"}, {"types.*.pooling", "comfyui"},
-    {"types.*.primary", "comfyui"},     {"types.*.warmup", "comfyui"},       {"types.*.warmup_failure", "comfyui"},
+    {"types.*.executor", "native"},       {"types.*.script", "python"},        {"types.*.python", "python|comfyui"},
+    {"types.*.args", "python|comfyui"},   {"types.*.models", "native|python"}, {"types.*.mapping", "native|python"},
+    {"types.*.directory", "comfyui"},     {"types.*.state_folder", "comfyui"}, {"types.*.pooling", "comfyui"},
+    {"types.*.primary", "comfyui"},       {"types.*.warmup", "comfyui"},       {"types.*.warmup_failure", "comfyui"},
     {"types.*.output_prefix", "comfyui"}, {"types.*.loop_timeout", "comfyui"},
 };
 

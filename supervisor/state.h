@@ -142,10 +142,10 @@ struct rv_worker_record {
     struct rv_deaths deaths;
     uint64_t ready_us; /* when it became ready; 0 = not yet */
     char last_exit[RV_LAST_EXIT_MAX];
-    char job[RV_NAME_MAX + 1]; /* what the router gave it */
+    char job[RV_NAME_MAX + 1];  /* what the router gave it */
     char detail[RV_DETAIL_MAX]; /* what it says of itself since it is ready; empty = it is not */
-    struct rv_http_port port;  /* of a kind that serves HTTP */
-    bool start_again;          /* after draining */
+    struct rv_http_port port;   /* of a kind that serves HTTP */
+    bool start_again;           /* after draining */
 };
 
 struct rv_router_record {

@@ -17,9 +17,9 @@
 #include "log.h"
 #include "supervisor.h"
 
-#define LINE_BYTES 1024u        /* a longer line is cut into pieces */
-#define TURN_BYTES (16u * 1024) /* read from one pipe per turn of the loop */
-#define RELAY_LINES 200u        /* lines of one child in our log per second; all are in its ring */
+#define LINE_BYTES 1024u               /* a longer line is cut into pieces */
+#define TURN_BYTES (16u * 1024)        /* read from one pipe per turn of the loop */
+#define RELAY_LINES 200u               /* lines of one child in our log per second; all are in its ring */
 #define FLOOD_BYTES_PER_S (64u * 1024) /* of one child, kept and relayed; what it prints faster is cut … */
 #define FLOOD_BURST (1024u * 1024)     /* … once it has printed so much more than that */
 #define FLOOD_LOOK_US RV_SEC           /* how often a cut one is looked at */

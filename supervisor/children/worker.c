@@ -20,9 +20,9 @@
 
 #define STABLE_US (60 * RV_SEC) /* ready for so long: earlier deaths no longer delay a restart */
 #define BACKOFF_MAX_US (60 * RV_SEC)
-#define SPAWN_RETRY_US RV_SEC /* when the process could not even be made */
+#define SPAWN_RETRY_US RV_SEC      /* when the process could not even be made */
 #define PORT_RETRY_US (5 * RV_SEC) /* when somebody else has its port */
-#define EXIT_DO_NOT_RESTART 78 /* EX_CONFIG: the worker says that a restart does not help */
+#define EXIT_DO_NOT_RESTART 78     /* EX_CONFIG: the worker says that a restart does not help */
 #define RESTART_WAITS_MAX 64u
 #define LAST_WORDS_MAX 200 /* bytes of its last line that are shown as the reason of its end */
 
@@ -31,13 +31,13 @@ struct rv_worker {
     struct rv_supervisor *supervisor;
     const struct rv_config_type *type;
     const struct rv_worker_kind *kind;
-    unsigned number; /* among those of its type */
+    unsigned number;                 /* among those of its type */
     struct rv_worker_record *record; /* in the state */
     struct event *timer;             /* what it means depends on the state: see timers[] */
-    int turn_fd;   /* its process waits at the other end for its turn to warm up; -1 = it does not */
-    bool has_turn; /* it warms up */
-    unsigned stop_step; /* how many of the kind's steps were made; RV_WORKER_DRAINING */
-    uint64_t stop_us;   /* how long it was given so far */
+    int turn_fd;                     /* its process waits at the other end for its turn to warm up; -1 = it does not */
+    bool has_turn;                   /* it warms up */
+    unsigned stop_step;              /* how many of the kind's steps were made; RV_WORKER_DRAINING */
+    uint64_t stop_us;                /* how long it was given so far */
 
     uint64_t ping_sequence, ping_sent_us, tick_us;
     bool ping_unanswered;
@@ -332,13 +332,14 @@ static void start(struct rv_worker *w)
         env[n++] = own_env[i];
     env[n] = NULL;
     if (r >= 0)
-        r = rv_child_spawn(s, &w->child, &(struct rv_spawn_options){.kind = RV_CHILD_WORKER,
-                                                         .name = w->record->id,
-                                                         .path = path,
-                                                         .argv = argv,
-                                                         .env = env,
-                                                         .fds = fds,
-                                                         .fd_count = fd_count},
+        r = rv_child_spawn(s, &w->child,
+                           &(struct rv_spawn_options){.kind = RV_CHILD_WORKER,
+                                                      .name = w->record->id,
+                                                      .path = path,
+                                                      .argv = argv,
+                                                      .env = env,
+                                                      .fds = fds,
+                                                      .fd_count = fd_count},
                            &err);
     for (unsigned i = 0; i < own_count; i++)
         free(own_env[i]);

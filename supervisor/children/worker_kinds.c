@@ -55,11 +55,14 @@ static int python_command(const struct rv_config_type *type, char *path, size_t 
 static int comfyui_command(const struct rv_config_type *type, char *path, size_t path_size, const char **argv,
                            struct rv_error *err)
 {
-    const char *const first[] = {
-        type->python,       "-m",        "resvisor.comfyui", "--state",        type->state_folder,
-        "--pooling",        type->pooling, "--output-prefix", type->output_prefix, "--warmup",
-        type->warmup,       "--warmup-failure", type->warmup_failure, type->primary ? "--primary" : "--not-primary",
-        type->directory};
+    const char *const first[] = {type->python,         "-m",
+                                 "resvisor.comfyui",   "--state",
+                                 type->state_folder,   "--pooling",
+                                 type->pooling,        "--output-prefix",
+                                 type->output_prefix,  "--warmup",
+                                 type->warmup,         "--warmup-failure",
+                                 type->warmup_failure, type->primary ? "--primary" : "--not-primary",
+                                 type->directory};
     unsigned n = 0;
 
     if (strlen(type->python) >= path_size)

@@ -106,11 +106,11 @@ class Hooks:
         """Before the worker is ready: is everything still ours, also where it was taken by name?"""
         import sys
 
-        import torch
-
         if not self.report.patched and not self.report.problems:
             self.report.problem("comfy.utils was never imported")
             return
+        import torch
+
         places = [("comfy.utils", "load_torch_file"), ("comfy.utils", "copy_to_param")]
         places += [("comfy.clip_vision", "load_torch_file"), ("comfy.bg_removal_model", "load_torch_file")]
         for module, name in places:
