@@ -34,6 +34,9 @@ def base(tmp_path_factory):
         (folder / name).mkdir()
     (folder / "web" / "index.html").write_text("<html></html>")
     shutil.copytree(HERE / "nodes", folder / "custom_nodes" / "resvisor_test")
+    for name, text in (("resvisor_twin", 'NODE_CLASS_MAPPINGS = {"TestTwin": object}\n'), ("resvisor_broken", "import nowhere\n")):
+        (folder / "custom_nodes" / name).mkdir()
+        (folder / "custom_nodes" / name / "__init__.py").write_text(text)
     return folder
 
 

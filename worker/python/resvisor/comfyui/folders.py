@@ -9,7 +9,6 @@ import inspect
 import os
 import pathlib
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 from .imports import after_import
@@ -102,7 +101,7 @@ class Prefix:
     def install(self) -> None:
         after_import("folder_paths", self._patch)
 
-    def _patch(self, module: ModuleType) -> None:
+    def _patch(self, module: Any) -> None:
         try:
             original: Callable[..., Any] = module.get_save_image_path
             found = list(inspect.signature(original).parameters)
@@ -120,7 +119,7 @@ class Prefix:
         module.get_save_image_path = get_save_image_path
         self.problem = ""
 
-    def _name(self, module: ModuleType, name: Any, folder: Any) -> Any:
+    def _name(self, module: Any, name: Any, folder: Any) -> Any:
         if not isinstance(name, str) or os.path.isabs(name):
             return name
         if os.path.realpath(folder) != os.path.realpath(module.get_output_directory()):
@@ -136,4 +135,5 @@ class Prefix:
         self.report.note(f"saved files have no prefix: {self.problem}; they go to a folder of this worker's own")
         if not given(arguments, "--output-directory") and "folder_paths" in sys.modules:
             folders.own_output.mkdir(parents=True, exist_ok=True)
-            sys.modules["folder_paths"].set_output_directory(str(folders.own_output))  # type: ignore[attr-defined]
+            folder_paths: Any = sys.modules["folder_paths"]
+            folder_paths.set_output_directory(str(folders.own_output))

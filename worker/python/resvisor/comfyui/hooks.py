@@ -70,7 +70,7 @@ class Hooks:
 
     # ---- comfy.model_management.module_size ----
 
-    def _patch_accounting(self, module: ModuleType) -> None:
+    def _patch_accounting(self, module: Any) -> None:
         """ComfyUI makes room in memory for models of this size: what the pool holds anyway is not to be made room for.
 
         On a GPU the weights are this process's own, so there everything counts.
@@ -96,7 +96,7 @@ class Hooks:
         module_size._resvisor = True  # type: ignore[attr-defined]
         module.module_size = module_size
 
-    def _pooled_bytes(self, management: ModuleType, module: Any) -> int:
+    def _pooled_bytes(self, management: Any, module: Any) -> int:
         if management.get_torch_device().type != "cpu":
             return 0
         values = module.state_dict().values()

@@ -7,7 +7,6 @@ import functools
 import inspect
 import logging
 import os
-from types import ModuleType
 from typing import Any
 
 from .imports import after_import
@@ -41,7 +40,7 @@ class Packs:
     def install(self) -> None:
         after_import("nodes", self._patch)
 
-    def _patch(self, module: ModuleType) -> None:
+    def _patch(self, module: Any) -> None:
         try:
             original = module.load_custom_node
             found = list(inspect.signature(original).parameters)
