@@ -10,6 +10,8 @@
 #include <xxhash.h>
 
 #include "clock.h"
+#include "front/front.h"
+#include "graph_route.h"
 #include "log.h"
 #include "router.h"
 
@@ -38,6 +40,12 @@ static int add_type(struct rv_router *router, const Rv__TypeSetup *setup)
     if (setup->n_models > 0 && strlen(setup->models[0]) <= RV_NAME_MAX)
         (void)snprintf(type->first_model, sizeof(type->first_model), "%s", setup->models[0]);
     type->failed = strcmp(setup->state, "FAILED") == 0;
+    type->is_comfyui = strcmp(setup->kind, "comfyui") == 0;
+    type->is_primary = setup->primary;
+    for (size_t i = 0; i < setup->n_accepts; i++)
+        type->accepts |= rv_route_accepts(setup->accepts[i]);
+    type->files = (const char *const *)setup->model_files;
+    type->file_count = (uint32_t)setup->n_model_files;
     TAILQ_INIT(&type->queue);
     router->type_count++;
     return 0;
@@ -157,6 +165,7 @@ void rv_jobs_remove(struct rv_router *router, struct rv_job_record *job)
         TAILQ_REMOVE(&router->ended, job, ended_link);
     if (job->state == RESVISOR__V1__JOB_STATE__JOB_QUEUED)
         rv_jobs_dequeue(job);
+    rv_front_job_removed(router, job);
     rv_results_drop(router, job);
     free(job->outputs);
     free_submit(router, job);
@@ -166,14 +175,10 @@ void rv_jobs_remove(struct rv_router *router, struct rv_job_record *job)
     free(job);
 }
 
-void rv_jobs_enqueue(struct rv_router *router, struct rv_job_record *job, bool first)
+static void insert(struct rv_job_record *job, bool first)
 {
     struct rv_job_record *other;
 
-    (void)router;
-    job->state = RESVISOR__V1__JOB_STATE__JOB_QUEUED;
-    job->queued_us = rv_now_us();
-    job->type->queued++;
     if (first) { /* before all that are not more important */
         TAILQ_FOREACH (other, &job->type->queue, queue_link) {
             if (other->priority <= job->priority) {
@@ -187,12 +192,21 @@ void rv_jobs_enqueue(struct rv_router *router, struct rv_job_record *job, bool f
     /* From the end: jobs of one priority, the usual case, cost one step. */
     TAILQ_FOREACH_REVERSE(other, &job->type->queue, rv_job_list, queue_link)
     {
-        if (other->priority >= job->priority) {
+        if (other->priority > job->priority || (other->priority == job->priority && other->number <= job->number)) {
             TAILQ_INSERT_AFTER(&job->type->queue, other, job, queue_link);
             return;
         }
     }
     TAILQ_INSERT_HEAD(&job->type->queue, job, queue_link);
+}
+
+void rv_jobs_enqueue(struct rv_router *router, struct rv_job_record *job, bool first)
+{
+    job->state = RESVISOR__V1__JOB_STATE__JOB_QUEUED;
+    job->queued_us = rv_now_us();
+    job->type->queued++;
+    insert(job, first);
+    rv_front_queue_changed(router);
 }
 
 void rv_jobs_dequeue(struct rv_job_record *job)
@@ -251,8 +265,8 @@ void rv_jobs_end(struct rv_router *router, struct rv_job_record *job, const stru
     }
     job->worker = NULL;
     job->pending = false;
+    job->ended_us = rv_now_us();
     free_timer(job);
-    free_submit(router, job);
     set_error(job, err);
     if (code == 0) /* the last report may have been thinned out */
         job->progress_done = job->progress_total;
@@ -264,14 +278,17 @@ void rv_jobs_end(struct rv_router *router, struct rv_job_record *job, const stru
         if (code == 0)
             ++*(job->read_bytes ? &job->type->cold_runs : &job->type->warm_runs);
     }
-    job->ended_us = rv_now_us();
     if (job->run_us == 0 && job->started_us)
         job->run_us = job->ended_us - job->started_us;
+    rv_front_job_ending(router, job);
+    free_submit(router, job);
     TAILQ_INSERT_TAIL(&router->ended, job, ended_link);
     if (job->attempts > 0 && !job->marked_ended)
         rv_jobs_mark(router, job, true);
     rv_events_job(router, job);
     rv_parked_job_ended(router, job);
+    rv_front_job_ended(router, job);
+    rv_front_queue_changed(router);
 }
 
 static void on_timer(int socket, short what, void *context)
