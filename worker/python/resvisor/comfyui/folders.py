@@ -132,8 +132,8 @@ class Prefix:
 
         if not self.problem:
             return
-        self.report.note(f"saved files have no prefix: {self.problem}; they go to a folder of this worker's own")
-        if not given(arguments, "--output-directory") and "folder_paths" in sys.modules:
+        self.report.note(f"saved files have no prefix: {self.problem}")
+        change = getattr(sys.modules.get("folder_paths"), "set_output_directory", None)
+        if not given(arguments, "--output-directory") and change is not None:
             folders.own_output.mkdir(parents=True, exist_ok=True)
-            folder_paths: Any = sys.modules["folder_paths"]
-            folder_paths.set_output_directory(str(folders.own_output))
+            change(str(folders.own_output))

@@ -18,6 +18,7 @@ class _NoJob:
 
     id = _ID
     cancelled = False
+    params: dict[str, str] = {}
 
     def progress(self, done: int, total: int = 0, text: str = "") -> None:
         pass
