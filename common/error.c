@@ -69,8 +69,13 @@ static const struct rv_error_row rows[] = {
     CODE(CONFIG) = {"config", "the configuration is wrong", "`resvisor check` says what is allowed", RV_EXIT_USAGE, 500,
                     false},
     CODE(USAGE) = {"usage", "wrong command line", "`resvisor help` shows the commands", RV_EXIT_USAGE, 400, false},
+    CODE(PORT_TAKEN) = {"port_taken", "another program has the worker's port",
+                        "end that program, or leave --port out of types.NAME.args", RV_EXIT_REFUSED, 503, true},
+    CODE(FILE_DAMAGED) = {"file_damaged", "a settings file that the worker reads is damaged",
+                          "mend it, or `resvisor restore-config TYPE`; then `resvisor restart TYPE`", RV_EXIT_REFUSED,
+                          503, false},
 };
-_Static_assert(sizeof(rows) / sizeof(rows[0]) == RESVISOR__V1__ERROR_CODE__ERROR_USAGE + 1,
+_Static_assert(sizeof(rows) / sizeof(rows[0]) == RESVISOR__V1__ERROR_CODE__ERROR_FILE_DAMAGED + 1,
                "one row per error code of rpc.proto");
 
 const struct rv_error_row *rv_error_row(int code)

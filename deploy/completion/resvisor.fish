@@ -18,7 +18,7 @@ function __resvisor_arguments
     switch (__resvisor_command)
         case load unload pin unpin
             resvisor _complete models 2>/dev/null
-        case submit restart
+        case submit restart restore-config
             resvisor _complete types 2>/dev/null
         case logs
             resvisor _complete types 2>/dev/null

@@ -84,7 +84,25 @@ class TestRaise(_Output):
         raise ValueError(f"this node says {mark}")
 
 
+class TestSize(_Output):
+    """How large ComfyUI thinks that a model is, and how large it is."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",)}}
+
+    def run(self, model):
+        whole = sum(value.nelement() * value.element_size() for value in model.model.state_dict().values())
+        return {"ui": {"text": [f"{model.model_size()} {whole}"]}}
+
+
+class TestTwin(_Output):
+    """Another pack defines it too."""
+
+
 NODE_CLASS_MAPPINGS = {
     found.__name__: found
-    for found in (TestConditioning, TestFrames, TestExit, TestKill, TestWait, TestMany, TestRaise)
-}
+    for found in (
+        TestConditioning, TestFrames, TestExit, TestKill, TestWait, TestMany, TestRaise, TestSize, TestTwin
+    )
+}  # fmt: skip

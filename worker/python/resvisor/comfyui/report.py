@@ -29,6 +29,7 @@ class Report:
         self._lock = threading.Lock()
         self.patched: list[str] = []
         self.problems: list[str] = []
+        self.notes: list[str] = []
         self.fallbacks = 0
 
     def patch(self, name: str) -> None:
@@ -38,6 +39,11 @@ class Report:
         """A hook could not be installed: the worker is unpooled."""
         self.problems.append(text)
         log(f"unpooled: {text}")
+
+    def note(self, text: str) -> None:
+        """Worth showing beside what is pooled, and no reason to be unpooled."""
+        self.notes.append(text)
+        log(text)
 
     def fallback(self, what: str, reason: str) -> None:
         """ComfyUI goes its own way this time."""
