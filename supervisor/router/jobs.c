@@ -170,13 +170,10 @@ void rv_jobs_remove(struct rv_router *router, struct rv_job_record *job)
     free(job);
 }
 
-void rv_jobs_enqueue(struct rv_router *router, struct rv_job_record *job, bool first)
+static void insert(struct rv_job_record *job, bool first)
 {
     struct rv_job_record *other;
 
-    job->state = RESVISOR__V1__JOB_STATE__JOB_QUEUED;
-    job->queued_us = rv_now_us();
-    job->type->queued++;
     if (first) { /* before all that are not more important */
         TAILQ_FOREACH (other, &job->type->queue, queue_link) {
             if (other->priority <= job->priority) {
@@ -196,6 +193,15 @@ void rv_jobs_enqueue(struct rv_router *router, struct rv_job_record *job, bool f
         }
     }
     TAILQ_INSERT_HEAD(&job->type->queue, job, queue_link);
+}
+
+void rv_jobs_enqueue(struct rv_router *router, struct rv_job_record *job, bool first)
+{
+    job->state = RESVISOR__V1__JOB_STATE__JOB_QUEUED;
+    job->queued_us = rv_now_us();
+    job->type->queued++;
+    insert(job, first);
+    rv_front_queue_changed(router);
 }
 
 void rv_jobs_dequeue(struct rv_job_record *job)

@@ -8,18 +8,29 @@ from harness.fake_comfyui import FakeComfyUI, graph
 from harness.jobs import Jobs
 from harness.protos import rpc_pb2
 from harness.service import SANITIZED
+from harness.websocket import Closed, WebSocket
 
 pytestmark = pytest.mark.skipif(SANITIZED, reason="python would need the sanitizer's runtime first")
 
 
-def test_a_prompt_and_a_fault(make_service, tmp_path, gate):
-    fake = FakeComfyUI(tmp_path / "fake")
+@pytest.fixture
+def fake(tmp_path):
+    return FakeComfyUI(tmp_path / "fake")
+
+
+@pytest.fixture
+def running(make_service, fake):
+    """(service, its worker, the worker's port)"""
     service = make_service()
     service.config["types"] = {"image": fake.type()}
     service.start()
     service.wait_ready()
     worker = service.worker("image")
-    port = int(worker.detail.split("127.0.0.1:")[1].split(";")[0])
+    return service, worker, int(worker.detail.split("127.0.0.1:")[1].split(";")[0])
+
+
+def test_a_prompt_and_a_fault(fake, running, gate):
+    service, worker, port = running
     with Jobs(service) as jobs:
         job = jobs.submit("image", payload=json.dumps(graph(("FakeGate", {"path": gate.path}), ("FakeSteps", {"preview": 4}))).encode())
         gate.open()
@@ -46,3 +57,27 @@ def test_a_prompt_and_a_fault(make_service, tmp_path, gate):
     fake.clear()
     assert "SaveImage" in json.loads(get("/object_info/SaveImage")[1])
     assert fake.state(worker.pid)["sockets"] == []
+
+
+def test_events_and_broken_frames(fake, running):
+    _, worker, port = running
+    with WebSocket(port, "/ws?clientId=me") as socket:
+        assert socket.wait_event("status")["sid"] == "me"
+        socket.send({"type": "feature_flags", "data": {"supports_preview_metadata": True}})
+        socket.wait_event("feature_flags")
+        assert fake.state(worker.pid)["feature_flags"] == {"me": {"supports_preview_metadata": True}}
+        body = {"prompt": graph(("FakeSteps", {"steps": 2, "preview": 1}), "FakeText"), "client_id": "me", "prompt_id": "p"}
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+        connection.request("POST", "/prompt", json.dumps(body))
+        assert json.loads(connection.getresponse().read())["prompt_id"] == "p"
+        kinds = [event["type"] for event in socket.wait_prompt("p")]
+        assert [kind for kind in kinds if kind not in ("status", "executing")] == [
+            "execution_start", "execution_cached", "progress", 1, "progress", 1, 3, "executed", "execution_success"
+        ]  # fmt: skip
+        socket.send(b"x" * 100_000)
+        fake.push(worker.pid, "me", "binary", bytes=10_000_000)
+        fake.push(worker.pid, "me", "half_frame", then="reset")
+        with pytest.raises(Closed):
+            while True:
+                socket.receive()
+    fake.wait_no_socket(worker.pid, "me")

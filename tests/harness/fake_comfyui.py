@@ -60,8 +60,8 @@ def graph(*nodes, sink="SaveImage", **sink_inputs):
     found, last = {}, None
     for number, node in enumerate(nodes or ["EmptyImage"], 1):
         kind, inputs = (node, {}) if isinstance(node, str) else node
-        defaults = {"EmptyImage": {"width": 8, "height": 8, "color": 0}, "FakeSteps": {"steps": 3, "preview": 0, "bytes": 1000, "path": ""}}
-        inputs = {**defaults.get(kind, {}), **{name: str(v) if hasattr(v, "__fspath__") else v for name, v in inputs.items()}}
+        defaults = {"width": 8, "height": 8, "color": 0} if kind == "EmptyImage" else {}
+        inputs = {**defaults, **{name: str(v) if hasattr(v, "__fspath__") else v for name, v in inputs.items()}}
         found[str(number)] = {"class_type": kind, "inputs": {**inputs, **({"images": [last, 0]} if last else {})}}
         last = str(number)
     found["9"] = {"class_type": sink, "inputs": {"images": [last, 0], "filename_prefix": "fake", **sink_inputs}}
@@ -142,7 +142,7 @@ class FakeComfyUI:
         return self.ask(pid, "state")
 
     def push(self, pid, client, kind, **parameters):
-        """Sends a frame to a client's socket, or breaks one."""
+        """Sends a frame to a client's socket, or breaks one. It does not wait for its arrival; pushes keep their order."""
         self.ask(pid, "push", client=client, kind=kind, **parameters)
 
     def event(self, pid, event, data, client=None):

@@ -141,7 +141,10 @@ void rv_front_wait(struct rv_http_request *request, void (*gone)(void *context),
 /* After rv_front_wait and rv_front_answer_…: sends it. */
 void rv_front_answered(struct rv_http_request *request);
 
-/* The client of a request has left, or the request ends: whatever is under way for it here ends. */
+/* The client of a request has left: whatever is under way for it ends. The response may still be read from. */
+void rv_front_left(struct rv_http_request *request);
+
+/* The request ends. */
 void rv_front_release(struct rv_http_request *request);
 
 /* ---- upstream.c, proxy.c ---------------------------------------------------------------------------------------- */

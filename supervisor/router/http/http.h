@@ -47,6 +47,7 @@ struct rv_http_request {
     bool half_closed; /* nothing more will come */
     unsigned checks, quiet_checks;
 
+    const char *method; /* libmicrohttpd's */
     char *uri;
     size_t uri_length;
     bool has_uri, head_only;

@@ -191,6 +191,7 @@ void rv_http_check(struct rv_http_request *request, const char *method, const ch
     if (request->framing.has_body) /* until all of it is read, an answer leaves bytes behind */
         request->close = true;
     request->body_max = RV_HTTP_BODY_MAX;
+    request->method = method;
     request->head_only = strcmp(method, "HEAD") == 0;
     if (rv_front_check(request, method, &head))
         return;

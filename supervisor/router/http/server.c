@@ -29,6 +29,7 @@
 #define REST_FACTOR 3u          /* of http.timeout: for a body, a stalled answer, the time between two requests */
 #define POOL_BYTES (32u * 1024) /* of libmicrohttpd per connection: holds the head */
 #define DISCARD_MAX (8u * 1024 * 1024) /* bytes of a body that are read only to answer that they are too many */
+#define UNWANTED_MAX (256u * 1024 * 1024) /* the same of a body that a worker has refused */
 #define LAST_TURNS 4u                  /* at the end, for answers that are on their way */
 
 /* ---- the loop --------------------------------------------------------------------------------------------------- */
@@ -148,7 +149,7 @@ static void on_left(int fd, short what, void *context)
         return;
     }
     rv_parked_http_gone(request->http->router, request);
-    rv_front_release(request);
+    rv_front_left(request);
     request->gone = request->close = true;
     if (!request->streaming && request->stage != RV_HTTP_ANSWER)
         rv_http_refuse(request, 0, RV_CODE(CANCELLED), "the connection was closed before the answer was there");
@@ -283,7 +284,7 @@ static enum MHD_Result pass_on(struct rv_http_request *request, const char *data
             return MHD_NO;
         arm(request, REST_FACTOR);
         *size -= rv_front_take(request, data, *size);
-        return request->body_beyond > DISCARD_MAX ? MHD_NO : MHD_YES;
+        return request->body_beyond > UNWANTED_MAX ? MHD_NO : MHD_YES;
     }
     if (request->stage == RV_HTTP_BODY) {
         request->stage = RV_HTTP_WORK;
@@ -326,7 +327,7 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
     }
     if (request->stage == RV_HTTP_BODY) {
         work(request);
-        if (!request->response && !request->gone && (request->render || request->waiting)) {
+        if (!request->response && !request->gone && (request->render || request->waiting || request->exchange)) {
             rv_http_suspend(request);
             return MHD_YES;
         }
@@ -571,7 +572,7 @@ static void end_requests(struct rv_http *http)
         if (!request->suspended)
             continue;
         rv_parked_http_gone(http->router, request);
-        rv_front_release(request);
+        rv_front_left(request);
         request->gone = request->close = true;
         if (!request->streaming && request->stage != RV_HTTP_ANSWER)
             rv_http_refuse(request, 0, RV_CODE(SHUTTING_DOWN), "resvisor is stopping");

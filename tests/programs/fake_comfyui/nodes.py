@@ -67,11 +67,11 @@ class _Node:
     """optional `images` makes an order between nodes."""
 
     RETURN_TYPES, FUNCTION, CATEGORY, OUTPUT_NODE = ("IMAGE",), "run", "fake", False
-    REQUIRED = {}
+    REQUIRED, OPTIONAL = {}, {}
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": dict(cls.REQUIRED), "optional": {"images": ("IMAGE",)}}
+        return {"required": dict(cls.REQUIRED), "optional": {"images": ("IMAGE",), **cls.OPTIONAL}}
 
 
 def _text(default=""):
@@ -102,9 +102,9 @@ class FakeGate(_Node):
 class FakeSteps(_Node):
     """Progress and previews: `preview` is a type of binary frame (1 or 4, 0 = none) with `bytes` bytes. A gate after each step if given."""
 
-    REQUIRED = {"steps": _number(3), "preview": _number(0), "bytes": _number(1000), "path": _text()}
+    OPTIONAL = {"steps": _number(3), "preview": _number(0), "bytes": _number(1000), "path": _text()}
 
-    def run(self, steps, preview=0, bytes=1000, path="", images=None):
+    def run(self, steps=3, preview=0, bytes=1000, path="", images=None):
         for step in range(1, steps + 1):
             check_interrupt()
             send("progress", {"value": step, "max": steps, "prompt_id": state.prompt_id, "node": state.node_id})
@@ -126,36 +126,36 @@ class FakeSteps(_Node):
 class FakeText(_Node):
     """A text on the node: binary frame of type 3."""
 
-    REQUIRED = {"text": _text("hello")}
+    OPTIONAL = {"text": _text("hello")}
 
-    def run(self, text, images=None):
+    def run(self, text="hello", images=None):
         node = state.node_id.encode()
         send(3, struct.pack(">I", len(node)) + node + text.encode())
         return (None,)
 
 
 class FakeRaise(_Node):
-    REQUIRED = {"text": _text("no such luck")}
+    OPTIONAL = {"text": _text("no such luck")}
 
-    def run(self, text, images=None):
+    def run(self, text="no such luck", images=None):
         raise ValueError(text)
 
 
 class FakeExit(_Node):
     """Ends the prompt thread."""
 
-    REQUIRED = {"code": _number(3)}
+    OPTIONAL = {"code": _number(3)}
 
-    def run(self, code, images=None):
+    def run(self, code=3, images=None):
         sys.exit(code)
 
 
 class FakeKill(_Node):
     """Ends the process, once per mark: the file `mark` says that it was here."""
 
-    REQUIRED = {"signal": _number(9), "mark": _text()}
+    OPTIONAL = {"signal": _number(9), "mark": _text()}
 
-    def run(self, signal, mark="", images=None):
+    def run(self, signal=9, mark="", images=None):
         if mark:
             try:
                 os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
@@ -184,9 +184,9 @@ class FakeHangLoop(_Node):
 class FakeLog(_Node):
     """Lines of a log."""
 
-    REQUIRED = {"lines": _number(10)}
+    OPTIONAL = {"lines": _number(10)}
 
-    def run(self, lines, images=None):
+    def run(self, lines=10, images=None):
         for i in range(lines):
             print(f"fake line {i}", file=sys.stderr)
         sys.stderr.flush()
@@ -196,11 +196,11 @@ class FakeLog(_Node):
 class _Sink(_Node):
     OUTPUT_NODE, RETURN_TYPES = True, ()
     KIND, KEY, SUFFIX = "output", "images", ".png"
-    REQUIRED = {"filename_prefix": _text("fake"), "bytes": _number(0)}
+    REQUIRED, OPTIONAL = {"images": ("IMAGE",)}, {"filename_prefix": _text("fake"), "bytes": _number(0)}
 
     @classmethod
     def INPUT_TYPES(cls):
-        return {"required": {"images": ("IMAGE",)}, "optional": dict(cls.REQUIRED)}
+        return {"required": dict(cls.REQUIRED), "optional": dict(cls.OPTIONAL)}
 
     def run(self, images=None, filename_prefix="fake", bytes=0):
         path, name, subfolder = folder_paths.new_file(self.KIND, filename_prefix, self.SUFFIX)

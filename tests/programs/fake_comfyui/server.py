@@ -107,7 +107,20 @@ class PromptServer:
         return {"sockets": sorted(self.sockets), "feature_flags": flags, "connections": self.app["runner"].connections}
 
     async def control_push(self, client, kind, **parameters):
-        await faults.push(self.sockets[client], kind, parameters)
+        """Begins to send; it may take until the other side reads. Pushes to one socket keep their order."""
+        socket = self.sockets[client]
+        before = getattr(socket, "push", None)
+
+        async def run():
+            if before is not None:
+                await before
+            try:
+                await faults.push(socket, kind, parameters)
+            except OSError:
+                pass
+            faults.note(pushed=kind, client=client)
+
+        socket.push = asyncio.create_task(run())
         return {}
 
     async def control_event(self, event, data, client=None):
