@@ -62,7 +62,13 @@ static void on_drained(struct rv_ws_link *link)
 
 uint64_t rv_ws_remaining(const struct rv_front_ws *ws)
 {
-    return rv_front_queue_remaining(ws->front);
+    const struct rv_router *router = ws->front->router;
+    uint64_t count = 0;
+
+    for (unsigned i = 0; i < router->type_count; i++)
+        if (router->types[i].is_comfyui)
+            count += router->types[i].queued + router->types[i].running;
+    return count;
 }
 
 void rv_ws_client_send_status(struct rv_ws_client *client, const char *sid)
@@ -333,6 +339,9 @@ void rv_front_ws_worker_gone(struct rv_front *front, struct rv_worker_entry *wor
     rv_ws_upstreams_worker_gone(front->ws, worker);
 }
 
+#ifndef RV_FRONT_HAS_PROMPTS
+#define rv_front_prompt_client(job) ((void)(job), (const char *)NULL)
+#endif
 void rv_front_ws_job_ended(struct rv_front *front, struct rv_job_record *job)
 {
     const char *id = rv_front_prompt_client(job);
@@ -359,10 +368,9 @@ int rv_front_ws_init(struct rv_front *front)
         return -ENOMEM;
     ws->front = front;
     TAILQ_INIT(&ws->clients);
-    TAILQ_INIT(&ws->upstreams);
     front->ws = ws;
     ws->status_event = event_new(front->router->base, -1, 0, on_status, ws);
-    return ws->status_event ? 0 : -ENOMEM;
+    return ws->status_event ? rv_ws_upstreams_init(ws) : -ENOMEM;
 }
 
 /* Clients are told; what does not fit into their sockets now is lost. libmicrohttpd closes the sockets in its turns. */
@@ -388,6 +396,7 @@ void rv_front_ws_fini(struct rv_front *front)
         return;
     if (front->ws->status_event)
         event_free(front->ws->status_event);
+    rv_ws_upstreams_fini(front->ws);
     free(front->ws);
     front->ws = NULL;
 }

@@ -101,7 +101,7 @@ struct rv_front_ws {
     struct rv_ws_upstream_list upstreams;
     unsigned client_count, upstream_count;
     bool stopping;
-    struct event *status_event;
+    struct event *status_event, *wake_event;
 };
 
 /* ---- ws.c ------------------------------------------------------------------------------------------------------- */
@@ -114,6 +114,9 @@ void rv_ws_client_send_status(struct rv_ws_client *client, const char *sid);
 uint64_t rv_ws_remaining(const struct rv_front_ws *ws);
 
 /* ---- ws_upstream.c ---------------------------------------------------------------------------------------------- */
+
+int rv_ws_upstreams_init(struct rv_front_ws *ws);
+void rv_ws_upstreams_fini(struct rv_front_ws *ws);
 
 /* Opens a socket to that worker for the client, as soon as none with the same id is left there. */
 void rv_ws_upstream_add(struct rv_ws_client *client, const struct rv_worker_entry *worker);

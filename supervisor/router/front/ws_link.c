@@ -157,7 +157,8 @@ static void flush(struct rv_ws_link *link)
 
     if (!link->started && !link->broken)
         return;
-    if (!link->broken && wslay_event_want_write(link->wslay) && wslay_event_send(link->wslay) < 0 && !link->broken)
+    /* One that has sent its end may still read: pongs and the close frame are tried once. */
+    if (wslay_event_want_write(link->wslay) && wslay_event_send(link->wslay) < 0 && !link->broken)
         link->broken = "no memory for a message";
     if (link->broken) {
         break_off(link, link->broken);

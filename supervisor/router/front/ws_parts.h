@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "router/http/parse.h"
+#include "../http/parse.h"
 
 #define RV_WS_KEY_LENGTH 24u            /* 16 bytes in base64 */
 #define RV_WS_ACCEPT_LENGTH 28u         /* 20 bytes in base64 */

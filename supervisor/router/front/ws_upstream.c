@@ -55,19 +55,6 @@ static void drop_socket(struct rv_ws_upstream *upstream)
     upstream->fd = -1;
 }
 
-/* After the end of a socket: whoever waited for it. */
-static void wake_waiting(struct rv_front_ws *ws, const struct rv_ws_upstream *ended)
-{
-    struct rv_ws_upstream *other;
-
-    TAILQ_FOREACH (other, &ws->upstreams, link) {
-        if (other != ended && other->state == RV_WS_WAITING && is_same(other, ended)) {
-            connect_to(other);
-            return;
-        }
-    }
-}
-
 static void destroy(struct rv_ws_upstream *upstream)
 {
     struct rv_front_ws *ws = upstream->ws;
@@ -75,9 +62,9 @@ static void destroy(struct rv_ws_upstream *upstream)
     drop_socket(upstream);
     TAILQ_REMOVE(&ws->upstreams, upstream, link);
     ws->upstream_count--;
-    if (!ws->stopping)
-        wake_waiting(ws, upstream);
     free(upstream);
+    if (!ws->stopping)
+        event_active(ws->wake_event, EV_TIMEOUT, 0);
 }
 
 static bool set_event(struct rv_ws_upstream *upstream, short what, event_callback_fn callback, uint64_t us)
@@ -297,7 +284,7 @@ void rv_ws_upstream_add(struct rv_ws_client *client, const struct rv_worker_entr
     (void)snprintf(upstream->id, sizeof(upstream->id), "%s", client->id);
     (void)snprintf(upstream->worker, sizeof(upstream->worker), "%s", worker->name);
     TAILQ_FOREACH (other, &ws->upstreams, link)
-        taken = taken || is_same(other, upstream);
+        taken = taken || is_same(other, upstream); /* of a client that has left, or gets no events any more */
     TAILQ_INSERT_TAIL(&ws->upstreams, upstream, link);
     ws->upstream_count++;
     if (!taken)
@@ -352,7 +339,43 @@ static void on_ended(struct rv_ws_link *link, const char *why)
     fail(upstream, why);
 }
 
+/* A socket has ended: whoever waited for that opens its own. In a turn of its own, for this changes the list. */
+static void on_wake(int fd, short what, void *context)
+{
+    struct rv_front_ws *ws = context;
+    struct rv_ws_upstream *upstream, *other;
+
+    (void)fd;
+    (void)what;
+again:
+    TAILQ_FOREACH (upstream, &ws->upstreams, link) {
+        bool taken = false;
+
+        if (upstream->state != RV_WS_WAITING)
+            continue;
+        TAILQ_FOREACH (other, &ws->upstreams, link)
+            taken = taken || (other != upstream && is_same(other, upstream));
+        if (!taken) {
+            connect_to(upstream);
+            goto again;
+        }
+    }
+}
+
 /* ---- for ws.c --------------------------------------------------------------------------------------------------- */
+
+int rv_ws_upstreams_init(struct rv_front_ws *ws)
+{
+    TAILQ_INIT(&ws->upstreams);
+    ws->wake_event = event_new(ws->front->router->base, -1, 0, on_wake, ws);
+    return ws->wake_event ? 0 : -ENOMEM;
+}
+
+void rv_ws_upstreams_fini(struct rv_front_ws *ws)
+{
+    if (ws->wake_event)
+        event_free(ws->wake_event);
+}
 
 void rv_ws_upstreams_leave(struct rv_ws_client *client)
 {

@@ -180,7 +180,8 @@ void rv_ws_verdicts_job(struct rv_ws_client *client, const struct rv_job_record 
     entry->message = write_message(job);
     entry->interrupted = cancelled;
     TAILQ_INSERT_TAIL(&client->verdicts, entry, link);
-    if (job->attempts == 0 || client->verdict_count++ >= RV_WS_VERDICTS_MAX ||
+    client->verdict_count++;
+    if (job->attempts == 0 || client->verdict_count > RV_WS_VERDICTS_MAX ||
         !rv_ws_upstreams_has(client, job->worker_name))
         deliver(client, entry);
     else
