@@ -187,7 +187,7 @@ static void insert(struct rv_job_record *job, bool first)
     /* From the end: jobs of one priority, the usual case, cost one step. */
     TAILQ_FOREACH_REVERSE(other, &job->type->queue, rv_job_list, queue_link)
     {
-        if (other->priority >= job->priority) {
+        if (other->priority > job->priority || (other->priority == job->priority && other->number <= job->number)) {
             TAILQ_INSERT_AFTER(&job->type->queue, other, job, queue_link);
             return;
         }

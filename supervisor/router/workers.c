@@ -313,13 +313,15 @@ static void finish(struct rv_worker_entry *worker, struct rv_job_record *job, st
     struct rv_error err = {0};
 
     (void)rv_error_from_message(&err, result->error);
-    if (err.code == 0) {
-        int r = rv_results_take(worker->router, job, frame, &err);
+    judge(job, &err);
+    if (err.code == 0 || result->n_outputs > 0) { /* a failed job keeps what it made until then */
+        struct rv_error problem = {0};
+        int r = rv_results_take(worker->router, job, frame, &problem);
 
         if (r == -EPROTO)
             rv_workers_kill(worker, "it sent a result that breaks the contract");
-    } else {
-        judge(job, &err);
+        if (r < 0 && err.code == 0)
+            err = problem;
     }
     job->run_us = result->run_us;
     job->load_us = result->load_us;

@@ -70,6 +70,7 @@ static void act(struct rv_front_upstream *upstream, curl_socket_t socket, int wh
     upstream->inside = false;
     collect_done(upstream);
     rv_front_settle(upstream->front);
+    rv_http_run(upstream->front->router->http);
 }
 
 static void set(struct event *event, bool *is_on, bool wanted)

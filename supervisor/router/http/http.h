@@ -86,6 +86,7 @@ struct rv_http {
     struct event *accept_event, *accept_pause, *daemon_event, *daemon_timer, *run_event;
     struct rv_http_list requests;
     struct rv_http_request *arriving; /* being given to libmicrohttpd */
+    bool running; /* libmicrohttpd is on the stack */
     unsigned count, streams;
     uint64_t answers[6]; /* by the status' first digit */
     uint64_t refused_connections, expired_connections;
@@ -95,6 +96,9 @@ struct rv_http {
 
 /* A connection that waits goes on: its response is there, or its stream has more. */
 void rv_http_resume(struct rv_http_request *request);
+
+/* Whatever has been resumed is looked at now, not in the loop's next turn. Only from an event of the loop. */
+void rv_http_run(struct rv_http *http);
 
 /* From a stream's reader: nothing to send now. It goes on after `us` at the latest, with `due` set. */
 void rv_http_pause_stream(struct rv_http_request *request, uint64_t us);

@@ -30,6 +30,7 @@
 #define POOL_BYTES (32u * 1024) /* of libmicrohttpd per connection: holds the head */
 #define DISCARD_MAX (8u * 1024 * 1024) /* bytes of a body that are read only to answer that they are too many */
 #define UNWANTED_MAX (256u * 1024 * 1024) /* the same of a body that a worker has refused */
+#define RUNS_PER_TURN 4u
 #define LAST_TURNS 4u                  /* at the end, for answers that are on their way */
 
 /* ---- the loop --------------------------------------------------------------------------------------------------- */
@@ -42,12 +43,18 @@ static void schedule(struct rv_http *http)
 static void run(int fd, short what, void *context)
 {
     struct rv_http *http = context;
-    MHD_UNSIGNED_LONG_LONG ms;
+    MHD_UNSIGNED_LONG_LONG ms = 0;
+    bool waits = true;
 
     (void)fd;
     (void)what;
-    (void)MHD_run(http->daemon);
-    if (MHD_get_timeout(http->daemon, &ms) == MHD_YES) {
+    http->running = true;
+    for (unsigned i = 0; i < RUNS_PER_TURN && waits && ms == 0; i++) { /* 0 = it has more to do at once */
+        (void)MHD_run(http->daemon);
+        waits = MHD_get_timeout(http->daemon, &ms) == MHD_YES;
+    }
+    http->running = false;
+    if (waits) {
         struct timeval tv = {(time_t)(ms / 1000), (suseconds_t)(ms % 1000 * 1000)};
 
         (void)event_add(http->daemon_timer, &tv);
@@ -107,7 +114,6 @@ void rv_http_resume(struct rv_http_request *request)
     if (!request->suspended)
         return;
     request->suspended = false;
-    (void)event_del(request->reset);
     MHD_resume_connection(request->connection);
     schedule(request->http); /* without it, nothing would wake it up */
 }
@@ -116,7 +122,6 @@ void rv_http_suspend(struct rv_http_request *request)
 {
     request->suspended = true;
     MHD_suspend_connection(request->connection);
-    (void)event_add(request->reset, NULL);
     if (request->half_closed) /* it was told already */
         event_active(request->left, EV_CLOSED, 0);
 }
@@ -139,7 +144,8 @@ static void on_left(int fd, short what, void *context)
     struct rv_http_request *request = context;
     struct pollfd now = {.fd = fd, .events = POLLRDHUP};
 
-    (void)what;
+    if (what == EV_READ && !request->suspended) /* libmicrohttpd reads it */
+        return;
     if (poll(&now, 1, 0) <= 0)
         return;
     request->half_closed = true;
@@ -315,10 +321,18 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
         rv_http_check(request, method, version);
         if (request->front && !request->response && request->front->action != RV_FRONT_HANDLE)
             rv_front_pass_on(request);
+        /* After an answer that is given now, libmicrohttpd closes the connection: of a request without a body, it is
+         * given when the library calls again, which it does at once. */
+        if (request->front && !request->framing.has_body && !request->close)
+            return MHD_YES;
         return request->response || !(request->route || request->front) ? send_response(request) : MHD_YES;
     }
     if (request->exchange)
         return pass_on(request, data, size);
+    if (request->stage == RV_HTTP_BODY && request->response) { /* refused */
+        (void)event_del(request->deadline);
+        return *size > 0 ? MHD_NO : send_response(request);
+    }
     if (request->stage == RV_HTTP_BODY && *size > 0) {
         enum MHD_Result r = add_to_body(request, data, *size);
 
@@ -373,6 +387,14 @@ static void on_connection(void *context, struct MHD_Connection *connection, void
 
 /* ---- accepting -------------------------------------------------------------------------------------------------- */
 
+void rv_http_run(struct rv_http *http)
+{
+    if (!http->running && event_pending(http->run_event, EV_TIMEOUT, NULL)) {
+        (void)event_del(http->run_event);
+        run(-1, 0, http);
+    }
+}
+
 /* What the client has sent is read first, for closing with it unread would take the answer back. Nobody waits. */
 static void say_full(struct rv_http *http, int socket)
 {
@@ -409,7 +431,8 @@ static void admit(struct rv_http *http, int socket, const struct sockaddr *addre
     request->deadline = event_new(http->router->base, -1, 0, on_deadline, request);
     request->left = event_new(http->router->base, socket, EV_CLOSED | EV_ET | EV_PERSIST, on_left, request);
     request->reset = event_new(http->router->base, socket, EV_READ | EV_ET | EV_PERSIST, on_left, request);
-    if (!request->deadline || !request->left || !request->reset || event_add(request->left, NULL) < 0) {
+    if (!request->deadline || !request->left || !request->reset || event_add(request->left, NULL) < 0 ||
+        event_add(request->reset, NULL) < 0) {
         request_free(request);
         (void)close(socket);
         return;
