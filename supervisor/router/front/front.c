@@ -105,6 +105,17 @@ void rv_front_worker_gone(struct rv_router *router, struct rv_worker_entry *work
 #endif
 }
 
+void rv_front_job_ending(struct rv_router *router, struct rv_job_record *job)
+{
+#ifdef RV_FRONT_HAS_PROMPTS
+    if (router->front)
+        rv_front_prompts_job_ending(router->front, job);
+#else
+    (void)router;
+    (void)job;
+#endif
+}
+
 void rv_front_job_ended(struct rv_router *router, struct rv_job_record *job)
 {
     if (!router->front)

@@ -62,6 +62,7 @@ void rv_front_close(struct rv_router *router);
 /* What others tell; each may be called with router->front == NULL. */
 void rv_front_worker_ready(struct rv_router *router, struct rv_worker_entry *worker);
 void rv_front_worker_gone(struct rv_router *router, struct rv_worker_entry *worker); /* freed afterwards */
+void rv_front_job_ending(struct rv_router *router, struct rv_job_record *job); /* its submit is still there */
 void rv_front_job_ended(struct rv_router *router, struct rv_job_record *job); /* state and error are set, submit is gone */
 void rv_front_job_removed(struct rv_router *router, struct rv_job_record *job); /* freed afterwards: free job->prompt */
 void rv_front_queue_changed(struct rv_router *router); /* a job was queued, was started, or has ended */
@@ -195,6 +196,9 @@ void rv_front_call_cancel(struct rv_front_call *call);
 
 int rv_front_prompts_init(struct rv_front *front);
 void rv_front_prompts_fini(struct rv_front *front);
+
+/* A job that failed without a history of its own gets one, so that its error is seen. */
+void rv_front_prompts_job_ending(struct rv_front *front, struct rv_job_record *job);
 
 /* Frees job->prompt. */
 void rv_front_prompts_job_removed(struct rv_front *front, struct rv_job_record *job);
