@@ -333,7 +333,7 @@ void rv_front_ws_worker_gone(struct rv_front *front, struct rv_worker_entry *wor
     rv_ws_upstreams_worker_gone(front->ws, worker);
 }
 
-void rv_front_ws_job_ended(struct rv_front *front, struct rv_job_record *job)
+void rv_front_ws_job_ending(struct rv_front *front, struct rv_job_record *job)
 {
     const char *id = rv_front_prompt_client(job);
     struct rv_ws_client *client;
