@@ -412,7 +412,7 @@ def test_a_client_that_breaks_the_rules(service, fake, data, code):
 )  # fmt: skip
 def test_handshakes_that_are_refused(service, headers, status):
     with pytest.raises(Refused) as refused:
-        connect(service, headers=headers)
+        connect(service, headers={"Connection": "close, Upgrade", **headers})
     assert refused.value.status == status
     assert json.loads(refused.value.body)["error"]["message"]
 
@@ -433,7 +433,7 @@ def test_token_limit_and_end(make_service, tmp_path):
     service.start()
     service.wait_ready()
     with pytest.raises(Refused) as refused:
-        connect(service)
+        connect(service, headers={"Connection": "close, Upgrade"})
     assert refused.value.status == 401
     token = {"Authorization": f"Bearer {http.TOKEN}"}
     with contextlib.ExitStack() as stack:
