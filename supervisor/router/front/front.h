@@ -164,6 +164,9 @@ void rv_front_upstream_fini(struct rv_front *front);
 /* At the end of the head: sends the request on. A response is set if that cannot be. */
 void rv_front_pass_on(struct rv_http_request *request);
 
+/* The client names a type or a worker: nobody else answers. */
+bool rv_front_is_pinned(const struct rv_http_request *request);
+
 /* The same later, to that worker: for a handler without a body that had to find out which. After rv_front_wait. */
 void rv_front_pass_on_to(struct rv_http_request *request, struct rv_worker_entry *worker);
 

@@ -8,8 +8,13 @@
 #include "gather.h"
 #include "join.h"
 
-#define FIRST_US (60 * RV_SEC) /* the primary's answer, if nothing is known of it */
-#define OTHER_US (2 * RV_SEC)  /* another type's; a node that holds Python's lock shall not hold up a page */
+#define OTHER_US (2 * RV_SEC) /* another type's; a node that holds Python's lock shall not hold up a page */
+
+/* The primary's answer, if nothing is known of it. */
+static uint64_t first_us(const struct rv_front *front)
+{
+    return front->router->setup->http_worker_timeout_ms * RV_MSEC;
+}
 
 /* What a type last said of its node classes: used while it is too busy to say it. */
 struct cached {
@@ -131,32 +136,37 @@ static void arrays_done(struct rv_front_gather *gather)
     answer_joined(gather, true, false);
 }
 
-static void gather_types(struct rv_http_request *request, void (*done)(struct rv_front_gather *gather), uint64_t first_us)
+static void gather_types(struct rv_http_request *request, void (*done)(struct rv_front_gather *gather), uint64_t limit_us)
 {
-    struct rv_front_gather *gather = rv_front_gather_create(request, done);
+    struct rv_front_gather *gather;
     struct rv_front_call_options options = {.method = "GET", .path = request->uri};
 
+    if (rv_front_is_pinned(request)) {
+        rv_front_pass_on(request);
+        return;
+    }
+    gather = rv_front_gather_create(request, done);
     if (!gather)
         return;
     rv_front_gather_types(gather);
-    rv_front_gather_start(gather, &options, first_us, OTHER_US);
+    rv_front_gather_start(gather, &options, limit_us, OTHER_US);
 }
 
 void rv_front_object_info(struct rv_http_request *request)
 {
     struct rv_front *front = request->http->router->front;
 
-    gather_types(request, nodes_done, cached_of(front, front->primary)->text ? OTHER_US : FIRST_US);
+    gather_types(request, nodes_done, cached_of(front, front->primary)->text ? OTHER_US : first_us(front));
 }
 
 void rv_front_object_info_one(struct rv_http_request *request)
 {
-    gather_types(request, class_done, FIRST_US);
+    gather_types(request, class_done, first_us(request->http->router->front));
 }
 
 void rv_front_extensions(struct rv_http_request *request)
 {
-    gather_types(request, arrays_done, FIRST_US);
+    gather_types(request, arrays_done, first_us(request->http->router->front));
 }
 
 /* ---- system_stats ----------------------------------------------------------------------------------------------- */
@@ -264,7 +274,7 @@ static void stats_done(struct rv_front_gather *gather)
 
 void rv_front_system_stats(struct rv_http_request *request)
 {
-    gather_types(request, stats_done, FIRST_US);
+    gather_types(request, stats_done, first_us(request->http->router->front));
 }
 
 /* ---- free ------------------------------------------------------------------------------------------------------- */
@@ -300,5 +310,5 @@ void rv_front_free(struct rv_http_request *request)
     if (!gather)
         return;
     rv_front_gather_all(gather);
-    rv_front_gather_start(gather, &options, FIRST_US, FIRST_US);
+    rv_front_gather_start(gather, &options, first_us(gather->front), first_us(gather->front));
 }

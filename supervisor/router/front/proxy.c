@@ -18,9 +18,8 @@
 
 #define BUFFER_MAX (128u * 1024) /* each way */
 #define BUFFER_FIRST 4096u
-#define HEAD_MAX (64u * 1024) /* of an answer */
+#define HEAD_MAX (12u * 1024) /* of an answer: with a request's head it must fit libmicrohttpd's 32 KiB */
 #define BLOCK_BYTES (32u * 1024)
-#define STALL_US (300 * RV_SEC) /* a node that holds Python's lock keeps ComfyUI's server silent */
 
 struct buffer {
     char *bytes;
@@ -136,9 +135,13 @@ static void drop_head(struct rv_front_exchange *x)
 
 static bool add_to_head(struct rv_front_exchange *x, const char *text, size_t length)
 {
-    if (x->head_length + length + 1 > x->head_room) {
-        size_t room = 2 * (x->head_length + length + 1) + 1024;
-        char *grown = x->head_length + length + 1 <= HEAD_MAX ? realloc(x->head, room) : NULL;
+    size_t wanted = x->head_length + length + 1;
+
+    if (wanted > HEAD_MAX)
+        return false;
+    if (wanted > x->head_room) {
+        size_t room = 2 * wanted + 512;
+        char *grown = realloc(x->head, room);
 
         if (!grown)
             return false;
@@ -328,7 +331,8 @@ static struct rv_worker_entry *next_to_ask(struct rv_front_exchange *x)
     struct rv_router *router = front->router;
     struct rv_worker_entry *worker = NULL;
 
-    if (x->request->front->action != RV_FRONT_SEARCH || x->status != 404 || x->request->framing.has_body)
+    if (x->request->front->action != RV_FRONT_SEARCH || x->status != 404 || x->request->framing.has_body ||
+        rv_front_is_pinned(x->request))
         return NULL;
     for (unsigned i = 0; i < router->type_count && !worker; i++) {
         if (!x->asked[i] && router->types[i].is_comfyui)
@@ -465,7 +469,7 @@ static int prepare(struct rv_front_exchange *x, struct rv_worker_entry *worker)
         return r;
     x->transfer.advance = advance;
     x->transfer.waits_for_client = waits_for_client;
-    x->transfer.limit_us = STALL_US;
+    x->transfer.limit_us = request->http->router->setup->http_worker_timeout_ms * RV_MSEC;
     x->up_ended = !request->framing.has_body || request->stage == RV_HTTP_WORK;
     if (request->stage == RV_HTTP_WORK && request->body) { /* a handler has looked at it */
         x->up = (struct buffer){request->body, 0, request->body_length, request->body_room};
@@ -512,6 +516,12 @@ void rv_front_pass_on_to(struct rv_http_request *request, struct rv_worker_entry
     request->front_gone = NULL;
     if (request->response)
         rv_http_resume(request);
+}
+
+bool rv_front_is_pinned(const struct rv_http_request *request)
+{
+    return MHD_lookup_connection_value(request->connection, MHD_HEADER_KIND, RV_FRONT_WORKER_FIELD) ||
+           MHD_lookup_connection_value(request->connection, MHD_HEADER_KIND, RV_FRONT_TYPE_FIELD);
 }
 
 /* The worker that the client names, or that the route says. False = what it names is not there; NULL = not ready. */
