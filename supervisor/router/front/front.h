@@ -62,8 +62,7 @@ void rv_front_close(struct rv_router *router);
 /* What others tell; each may be called with router->front == NULL. */
 void rv_front_worker_ready(struct rv_router *router, struct rv_worker_entry *worker);
 void rv_front_worker_gone(struct rv_router *router, struct rv_worker_entry *worker); /* freed afterwards */
-void rv_front_job_ending(struct rv_router *router, struct rv_job_record *job); /* its submit is still there */
-void rv_front_job_ended(struct rv_router *router, struct rv_job_record *job); /* state and error are set, submit is gone */
+void rv_front_job_ending(struct rv_router *router, struct rv_job_record *job); /* state and error are set, submit is there */
 void rv_front_job_removed(struct rv_router *router, struct rv_job_record *job); /* freed afterwards: free job->prompt */
 void rv_front_queue_changed(struct rv_router *router); /* a job was queued, was started, or has ended */
 
@@ -236,7 +235,7 @@ void rv_front_ws_fini(struct rv_front *front);
 void rv_front_ws_open(struct rv_http_request *request);
 void rv_front_ws_worker_ready(struct rv_front *front, struct rv_worker_entry *worker);
 void rv_front_ws_worker_gone(struct rv_front *front, struct rv_worker_entry *worker);
-void rv_front_ws_job_ended(struct rv_front *front, struct rv_job_record *job);
+void rv_front_ws_job_ending(struct rv_front *front, struct rv_job_record *job);
 void rv_front_ws_queue_changed(struct rv_front *front);
 
 #endif

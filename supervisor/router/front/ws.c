@@ -62,13 +62,7 @@ static void on_drained(struct rv_ws_link *link)
 
 uint64_t rv_ws_remaining(const struct rv_front_ws *ws)
 {
-    const struct rv_router *router = ws->front->router;
-    uint64_t count = 0;
-
-    for (unsigned i = 0; i < router->type_count; i++)
-        if (router->types[i].is_comfyui)
-            count += router->types[i].queued + router->types[i].running;
-    return count;
+    return rv_front_queue_remaining(ws->front);
 }
 
 void rv_ws_client_send_status(struct rv_ws_client *client, const char *sid)
@@ -339,10 +333,7 @@ void rv_front_ws_worker_gone(struct rv_front *front, struct rv_worker_entry *wor
     rv_ws_upstreams_worker_gone(front->ws, worker);
 }
 
-#ifndef RV_FRONT_HAS_PROMPTS
-#define rv_front_prompt_client(job) ((void)(job), (const char *)NULL)
-#endif
-void rv_front_ws_job_ended(struct rv_front *front, struct rv_job_record *job)
+void rv_front_ws_job_ending(struct rv_front *front, struct rv_job_record *job)
 {
     const char *id = rv_front_prompt_client(job);
     struct rv_ws_client *client;

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "clock.h"
+#include "prompts.h"
 #include "ws.h"
 
 static struct rv_ws_prompt *find_prompt(struct rv_ws_client *client, const char *id)
@@ -46,8 +47,8 @@ static void deliver(struct rv_ws_client *client, struct rv_ws_verdict_entry *ent
     struct rv_ws_prompt *prompt = find_prompt(client, entry->prompt_id);
     struct rv_ws_verdict verdict = {
         .prompt_id = entry->prompt_id,
-        .node = prompt ? prompt->node : "",
-        .node_type = "",
+        .node = entry->node[0] || !prompt ? entry->node : prompt->node,
+        .node_type = entry->node_type,
         .interrupted = entry->interrupted,
         .exception_type = entry->type,
         .message = entry->message ? entry->message : "",
@@ -161,6 +162,19 @@ static char *write_message(const struct rv_job_record *job)
     return text;
 }
 
+/* The node that the client was last told of, and its class, which only the graph says. */
+static void name_node(struct rv_ws_verdict_entry *entry, const struct rv_job_record *job, const char *node)
+{
+    const char *text = job->submit ? (const char *)job->submit + job->payload_at : NULL;
+    struct rv_span found;
+
+    (void)snprintf(entry->node, sizeof(entry->node), "%s", node);
+    if (!text || !job->prompt || job->prompt->prompt.length == 0 || node[0] == '\0' ||
+        !rv_scan_find(text, job->prompt->prompt, node, &found) || !rv_scan_find(text, found, "class_type", &found) ||
+        rv_scan_copy(text, found, entry->node_type, sizeof(entry->node_type)) < 0)
+        entry->node_type[0] = '\0';
+}
+
 void rv_ws_verdicts_job(struct rv_ws_client *client, const struct rv_job_record *job)
 {
     bool cancelled = job->error_code == RV_CODE(CANCELLED);
@@ -177,6 +191,7 @@ void rv_ws_verdicts_job(struct rv_ws_client *client, const struct rv_job_record 
     (void)snprintf(entry->prompt_id, sizeof(entry->prompt_id), "%s", job->id);
     (void)snprintf(entry->worker, sizeof(entry->worker), "%s", job->worker_name);
     name_type(entry->type, sizeof(entry->type), rv_error_row(job->error_code)->name);
+    name_node(entry, job, prompt ? prompt->node : "");
     entry->message = write_message(job);
     entry->interrupted = cancelled;
     TAILQ_INSERT_TAIL(&client->verdicts, entry, link);
