@@ -287,6 +287,7 @@ void rv_jobs_end(struct rv_router *router, struct rv_job_record *job, const stru
         rv_jobs_mark(router, job, true);
     rv_events_job(router, job);
     rv_parked_job_ended(router, job);
+    rv_front_job_ended(router, job);
     rv_front_queue_changed(router);
 }
 

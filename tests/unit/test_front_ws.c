@@ -36,8 +36,12 @@ static struct rv_http_head head_of(const char *const fields[][2], unsigned count
 static void test_a_good_request(void **state)
 {
     static const char *const fields[][2] = {
-        {"Host", "localhost"},           {"upgrade", "h2c, WebSocket"}, {"Connection", "keep-alive,  Upgrade"},
-        {"Sec-WebSocket-Version", "13"}, {"Sec-WebSocket-Key", KEY},    {"Sec-WebSocket-Extensions", "permessage-deflate"},
+        {"Host", "localhost"},
+        {"upgrade", "h2c, WebSocket"},
+        {"Connection", "keep-alive,  Upgrade"},
+        {"Sec-WebSocket-Version", "13"},
+        {"Sec-WebSocket-Key", KEY},
+        {"Sec-WebSocket-Extensions", "permessage-deflate"},
     };
     struct rv_http_head head = head_of(fields, 6);
     char accept[RV_WS_ACCEPT_LENGTH + 1];
@@ -166,7 +170,8 @@ static void test_events(void **state)
         {"{\"data\": {\"a\": [1]}, \"type\": \"status\"}", RV_WS_STATUS, "", ""},
         {"{\"type\": \"stat\\u0075s\"}", RV_WS_STATUS, "", ""},
         {"{\"type\": \"progress\", \"data\": {\"type\": \"status\"}}", RV_WS_OTHER, "", ""},
-        {"{\"type\": \"executing\", \"data\": {\"node\": \"57:8\", \"prompt_id\": \"p\"}}", RV_WS_EXECUTING, "p", "57:8"},
+        {"{\"type\": \"executing\", \"data\": {\"node\": \"57:8\", \"prompt_id\": \"p\"}}", RV_WS_EXECUTING, "p",
+         "57:8"},
         {"{\"type\": \"executing\", \"data\": {\"node\": null, \"prompt_id\": \"p\"}}", RV_WS_EXECUTING, "p", ""},
         {"{\"type\": \"execution_error\", \"data\": {\"node_id\": \"3\", \"prompt_id\": \"p\"}}", RV_WS_EXECUTION_ERROR,
          "p", "3"},
@@ -201,8 +206,9 @@ static json_t *load(char *text)
 
 static void test_status(void **state)
 {
-    static const char plain[] = "{\"type\": \"status\", \"data\": {\"status\": {\"exec_info\": {\"queue_remaining\": 1}}, "
-                                "\"sid\": \"x\"}}";
+    static const char plain[] =
+        "{\"type\": \"status\", \"data\": {\"status\": {\"exec_info\": {\"queue_remaining\": 1}}, "
+        "\"sid\": \"x\"}}";
     static const char more[] = "{\"type\": \"status\", \"data\": {\"status\": {\"exec_info\": {\"queue_remaining\": 1, "
                                "\"new\": 2}}, \"sid\": \"x\"}}";
     json_t *json = load(rv_ws_status_text(3, "an id")), *info;
@@ -428,17 +434,17 @@ static void test_offences(void **state)
         size_t length;
         unsigned code; /* of the close frame that answers; 0 = none */
     } cases[] = {
-        {"\x81\x02hi", 4, 1002},                                     /* not masked */
-        {"\xc1\x82" MASK "hi", 8, 1002},                             /* a reserved bit */
-        {"\x83\x82" MASK "hi", 8, 1002},                             /* an unknown kind */
-        {"\x80\x82" MASK "hi", 8, 1002},                             /* goes on with nothing */
-        {"\x01\x81" MASK "a\x81\x81" MASK "b", 14, 1002},            /* a new message within another */
-        {"\x81\x82" MASK "\xc3\x28", 8, 1007},                       /* no UTF-8 */
-        {"\x81\xff\0\0\0\0\1\0\0\0" MASK "a", 15, 1009},             /* 16 MiB are announced */
-        {"\x88\x82" MASK "\x03\xea", 8, 1002},                       /* their code is given back */
-        {"\x81\x82" MASK "h", 7, 0},                                 /* half a frame, then the end */
-        {"\x81", 1, 0},                                              /* half a head */
-        {"GET / HTTP/1.1\r\n\r\n", 18, 0},                           /* no frame at all */
+        {"\x81\x02hi", 4, 1002},                          /* not masked */
+        {"\xc1\x82" MASK "hi", 8, 1002},                  /* a reserved bit */
+        {"\x83\x82" MASK "hi", 8, 1002},                  /* an unknown kind */
+        {"\x80\x82" MASK "hi", 8, 1002},                  /* goes on with nothing */
+        {"\x01\x81" MASK "a\x81\x81" MASK "b", 14, 1002}, /* a new message within another */
+        {"\x81\x82" MASK "\xc3\x28", 8, 1007},            /* no UTF-8 */
+        {"\x81\xff\0\0\0\0\1\0\0\0" MASK "a", 15, 1009},  /* 16 MiB are announced */
+        {"\x88\x82" MASK "\x03\xea", 8, 1002},            /* their code is given back */
+        {"\x81\x82" MASK "h", 7, 0},                      /* half a frame, then the end */
+        {"\x81", 1, 0},                                   /* half a head */
+        {"GET / HTTP/1.1\r\n\r\n", 18, 0},                /* no frame at all */
     };
     char answer[256];
     struct end end;

@@ -478,8 +478,8 @@ static void bad_outputs_are_refused(void **state)
     for (unsigned i = 0; i < RV_OUTPUTS_MAX; i++)
         assert_int_equal(rv_job_add_output(job, "x", "", "x", 1, &err), 0);
     assert_int_equal(rv_job_add_output(job, "x", "", "x", 1, &err), -E2BIG);
-    assert_int_equal(rv_job_fail(job, 0, "outputs of a failed job go nowhere"), 0);
-    expect_result(f->router, "o", RESVISOR__V1__ERROR_CODE__ERROR_JOB_FAILED, 0);
+    assert_int_equal(rv_job_fail(job, 0, "a failed job keeps what it made until then"), 0);
+    expect_result(f->router, "o", RESVISOR__V1__ERROR_CODE__ERROR_JOB_FAILED, RV_OUTPUTS_MAX);
 }
 
 static void a_drain_ends_the_loop_after_the_job(void **state)

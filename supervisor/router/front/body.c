@@ -163,8 +163,8 @@ static int take_extra_data(struct reading *r, struct rv_span value)
 int rv_prompt_body_read(const char *text, size_t length, struct rv_prompt_body *body, struct rv_prompt_fault *fault)
 {
     static const struct field fields[] = {
-        {"prompt", take_prompt}, {"client_id", take_client_id},   {"prompt_id", take_prompt_id},
-        {"number", take_number}, {"front", take_front},           {"partial_execution_targets", take_targets},
+        {"prompt", take_prompt},         {"client_id", take_client_id}, {"prompt_id", take_prompt_id},
+        {"number", take_number},         {"front", take_front},         {"partial_execution_targets", take_targets},
         {"extra_data", take_extra_data},
     };
     struct reading r = {text, body, fault};

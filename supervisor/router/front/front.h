@@ -66,6 +66,7 @@ void rv_front_close(struct rv_router *router);
 void rv_front_worker_ready(struct rv_router *router, struct rv_worker_entry *worker);
 void rv_front_worker_gone(struct rv_router *router, struct rv_worker_entry *worker); /* freed afterwards */
 void rv_front_job_ending(struct rv_router *router, struct rv_job_record *job); /* state and error are set, submit is there */
+void rv_front_job_ended(struct rv_router *router, struct rv_job_record *job);  /* submit is gone */
 void rv_front_job_removed(struct rv_router *router, struct rv_job_record *job); /* freed afterwards: free job->prompt */
 void rv_front_queue_changed(struct rv_router *router); /* a job was queued, was started, or has ended */
 

@@ -15,7 +15,7 @@ enum { PENDING, IN_PROGRESS, COMPLETED, FAILED, CANCELLED, STATES };
 static const char *const states[STATES] = {"pending", "in_progress", "completed", "failed", "cancelled"};
 
 struct query {
-    unsigned wanted; /* bits of states */
+    unsigned wanted;                /* bits of states */
     char workflow[WORKFLOW_ID_MAX]; /* "" = any */
     bool by_duration, ascending;
     uint64_t limit, offset; /* UINT64_MAX = no limit */
@@ -157,8 +157,9 @@ static bool read_states(struct rv_http_request *request, const char *text, unsig
         while (i < STATES && !(strlen(states[i]) == word && strncasecmp(states[i], text + blanks, word) == 0))
             i++;
         if (word > 0 && i == STATES) {
-            refuse(request, 400, "Invalid status value(s). Valid values: pending, in_progress, completed, failed, "
-                                 "cancelled");
+            refuse(request, 400,
+                   "Invalid status value(s). Valid values: pending, in_progress, completed, failed, "
+                   "cancelled");
             return false;
         }
         if (word > 0)

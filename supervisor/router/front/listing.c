@@ -122,8 +122,11 @@ static void on_end(void *context)
 
 void rv_listing_answer(struct rv_http_request *request, struct rv_listing *listing)
 {
-    fill(listing);
-    if (listing->shape.failed) {
+    if (!request->head_only)
+        fill(listing);
+    if (request->head_only) { /* the library would end the body that a HEAD does not have */
+        rv_front_answer_text(request, 200, strdup(""), 0);
+    } else if (listing->shape.failed) {
         rv_front_answer_error(request, 503, "no_memory", "", RV_FRONT_RETRY_MS, "no memory for the list");
     } else if (listing->finished) {
         rv_front_answer_text(request, 200, listing->shape.bytes, listing->shape.length);

@@ -1,6 +1,6 @@
 /*
- * POST /prompt: the body is read once, its type decided, a ready worker of the type asked whether ComfyUI would take it,
- * and then it is a job like any other.
+ * POST /prompt: the body is read once, its type decided, a ready worker of the type asked whether ComfyUI would take
+ * it, and then it is a job like any other.
  */
 #include <assert.h>
 #include <errno.h>
@@ -213,10 +213,7 @@ static void refuse(struct rv_http_request *request, const struct rv_error *err, 
 {
     const struct rv_error_row *row = rv_error_row(err->code);
     bool later = row->retryable || retry_ms > 0 || err->code == RV_CODE(TYPE_FAILED);
-    unsigned status = later                              ? 503
-                      : err->code == RV_CODE(TOO_LARGE)  ? 413
-                      : err->code == RV_CODE(NO_MEMORY) ? 503
-                                                         : 400;
+    unsigned status = later ? 503 : err->code == RV_CODE(TOO_LARGE) ? 413 : err->code == RV_CODE(NO_MEMORY) ? 503 : 400;
 
     request->http->router->front->prompts->refused++;
     rv_front_answer_error(request, status, row->name, err->remedy,
@@ -229,7 +226,8 @@ static void refuse(struct rv_http_request *request, const struct rv_error *err, 
 static void refuse_bad(struct rv_front_posting *p)
 {
     p->front->prompts->refused++;
-    rv_front_answer_error(p->request, 400, "invalid_prompt", p->why.message, 0, "Cannot execute because it is no prompt");
+    rv_front_answer_error(p->request, 400, "invalid_prompt", p->why.message, 0,
+                          "Cannot execute because it is no prompt");
 }
 
 /* ---- taking it --------------------------------------------------------------------------------------------------- */

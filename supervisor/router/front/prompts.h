@@ -7,8 +7,8 @@
 #include "graph_route.h"
 #include "shape.h"
 
-#define RV_HISTORY_NAME "history.json"         /* the output that is a job's history; worker/python writes it */
-#define RV_HISTORY_MAX (33ull * 1024 * 1024)   /* bytes of it; a larger one is not shown */
+#define RV_HISTORY_NAME "history.json"       /* the output that is a job's history; worker/python writes it */
+#define RV_HISTORY_MAX (33ull * 1024 * 1024) /* bytes of it; a larger one is not shown */
 #define RV_HISTORY_TYPE "application/json"
 
 /* How a job is a prompt. Made when it comes as one, or when one that came by RPC is shown for the first time. */
@@ -59,8 +59,8 @@ int rv_history_write(struct rv_shape *shape, const struct rv_job_record *job);
 /* ---- listing.c -------------------------------------------------------------------------------------------------- */
 
 /*
- * A list of jobs as an answer: what is long is made piece by piece as the client reads it, so that it costs the memory of
- * one job. A job that has gone in the meantime is left out.
+ * A list of jobs as an answer: what is long is made piece by piece as the client reads it, so that it costs the memory
+ * of one job. A job that has gone in the meantime is left out.
  */
 struct rv_listing;
 

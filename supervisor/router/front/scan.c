@@ -26,7 +26,10 @@ static bool is_digit(const char *p, const char *end)
 /* The length of a character of several bytes; 0 = no UTF-8. */
 static unsigned utf8(const unsigned char *p, const unsigned char *end)
 {
-    unsigned n = p[0] >= 0xc2 && p[0] < 0xe0 ? 2 : p[0] >= 0xe0 && p[0] < 0xf0 ? 3 : p[0] >= 0xf0 && p[0] < 0xf5 ? 4 : 0;
+    unsigned n = p[0] >= 0xc2 && p[0] < 0xe0   ? 2
+                 : p[0] >= 0xe0 && p[0] < 0xf0 ? 3
+                 : p[0] >= 0xf0 && p[0] < 0xf5 ? 4
+                                               : 0;
 
     if (n == 0 || (size_t)(end - p) < n)
         return 0;
@@ -76,8 +79,7 @@ static const char *check_text(const char *p, const char *end, const char **where
         } else if (*p == '\\') {
             if (end - p < 2 || p[1] == '\0' || !strchr("\"\\/bfnrtu", p[1]))
                 return NULL;
-            if (p[1] == 'u' &&
-                (end - p < 6 || !is_hex(p[2]) || !is_hex(p[3]) || !is_hex(p[4]) || !is_hex(p[5])))
+            if (p[1] == 'u' && (end - p < 6 || !is_hex(p[2]) || !is_hex(p[3]) || !is_hex(p[4]) || !is_hex(p[5])))
                 return NULL;
             p += p[1] == 'u' ? 6 : 2;
         } else {
@@ -417,7 +419,8 @@ bool rv_scan_number(const char *text, struct rv_span span, double *ret_number)
 {
     char digits[64];
 
-    if (span.length == 0 || span.length >= sizeof(digits) || (text[span.at] != '-' && !is_digit(text + span.at, text + span.at + 1)))
+    if (span.length == 0 || span.length >= sizeof(digits) ||
+        (text[span.at] != '-' && !is_digit(text + span.at, text + span.at + 1)))
         return false;
     memcpy(digits, text + span.at, span.length);
     digits[span.length] = '\0';

@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,7 +72,7 @@ void rv_shape_string(struct rv_shape *shape, const char *text)
 
 void rv_shape_number(struct rv_shape *shape, double number)
 {
-    if (number == trunc(number) && fabs(number) < 1e15)
+    if (number > -1e15 && number < 1e15 && number == (double)(long long)number)
         rv_shape_format(shape, "%.0f", number);
     else
         rv_shape_format(shape, "%.17g", number);

@@ -44,16 +44,16 @@ struct rv_shape_run {
 };
 
 /*
- * An entry of a worker's history, with `resvisor` in its status. -EINVAL = it is none (nothing is written then). `entry`
- * is where it lies in checked text.
+ * An entry of a worker's history, with `resvisor` in its status. -EINVAL = it is none (nothing is written then).
+ * `entry` is where it lies in checked text.
  */
 int rv_shape_history(struct rv_shape *shape, const char *text, struct rv_span entry, const char *id,
                      const struct rv_shape_run *run);
 
 /* Why a prompt did not come to its end, where no worker could say. */
 struct rv_shape_failure {
-    bool interrupted;          /* by a client */
-    const char *type, *message; /* "resvisor.WorkerDied" */
+    bool interrupted;              /* by a client */
+    const char *type, *message;    /* "resvisor.WorkerDied" */
     uint64_t started_ms, ended_ms; /* wall clock */
 };
 

@@ -141,7 +141,8 @@ static void on_ended(struct rv_ws_link *link, const char *why)
     struct rv_ws_client *client = link->context;
     char id[RV_WS_CLIENT_ID_MAX + 1];
 
-    rv_log_debug("the WebSocket of client %s ended: %s", rv_escape(id, sizeof(id), client->id, strlen(client->id)), why);
+    rv_log_debug("the WebSocket of client %s ended: %s", rv_escape(id, sizeof(id), client->id, strlen(client->id)),
+                 why);
     client_destroy(client);
 }
 
@@ -298,9 +299,9 @@ void rv_front_ws_open(struct rv_http_request *request)
     if (!request->framing.keep_alive) /* HTTP/1.0 */
         head.version = MHD_HTTP_VERSION_1_0;
     (void)MHD_get_connection_values_n(request->connection, MHD_HEADER_KIND, collect, &head);
+    request->close = true; /* if it is refused: what follows could be frames */
     status = rv_ws_check_request(&head, accept, &why);
     if (status) {
-        request->close = true; /* what follows could be frames */
         rv_front_answer_error(request, status, "bad_request", "", 0, "%s", why);
         if (status == 426)
             rv_http_add_header(request, "Sec-WebSocket-Version", "13");

@@ -17,12 +17,12 @@
 #define RV_WS_CLIENT_MESSAGE_MAX (4u * 1024 * 1024)  /* bytes of a client's message, as in ComfyUI */
 #define RV_WS_WORKER_MESSAGE_MAX (64u * 1024 * 1024) /* of a worker's: pictures come this way */
 #define RV_WS_UNSENT_HIGH (4u * 1024 * 1024) /* bytes that wait for a client: from then on its workers are not read */
-#define RV_WS_UNSENT_TOTAL (256u * 1024 * 1024) /* that wait for all clients: who would get more is dropped */
-#define RV_WS_UNSENT_WORKER (8u * 1024 * 1024)  /* that wait for a worker, of one client */
-#define RV_WS_FLAGS_MAX (64u * 1024)            /* of a feature_flags message that is kept for replaying */
-#define RV_WS_UPSTREAMS_MAX 2048u               /* our sockets to workers */
-#define RV_WS_PROMPTS_KEPT 32u                  /* per client: prompts whose start or end it was told */
-#define RV_WS_VERDICTS_MAX 64u                  /* per client: prompts that failed, and nobody has told it yet */
+#define RV_WS_UNSENT_TOTAL (256u * 1024 * 1024)  /* that wait for all clients: who would get more is dropped */
+#define RV_WS_UNSENT_WORKER (8u * 1024 * 1024)   /* that wait for a worker, of one client */
+#define RV_WS_FLAGS_MAX (64u * 1024)             /* of a feature_flags message that is kept for replaying */
+#define RV_WS_UPSTREAMS_MAX 2048u                /* our sockets to workers */
+#define RV_WS_PROMPTS_KEPT 32u                   /* per client: prompts whose start or end it was told */
+#define RV_WS_VERDICTS_MAX 64u                   /* per client: prompts that failed, and nobody has told it yet */
 #define RV_WS_VERDICT_US (2 * UINT64_C(1000000)) /* how long a worker that lives may take to tell of a prompt's end */
 #define RV_WS_HANDSHAKE_US (10 * UINT64_C(1000000))
 #define RV_WS_LEAVE_US (10 * UINT64_C(1000000)) /* how long a worker may take to answer a close frame */

@@ -74,8 +74,7 @@ static ssize_t on_receive(wslay_event_context_ptr wslay, uint8_t *buffer, size_t
 static ssize_t on_send(wslay_event_context_ptr wslay, const uint8_t *data, size_t length, int flags, void *context)
 {
     struct rv_ws_link *link = context;
-    ssize_t n = send(link->socket, data, length,
-                     MSG_DONTWAIT | MSG_NOSIGNAL | (flags & WSLAY_MSG_MORE ? MSG_MORE : 0));
+    ssize_t n = send(link->socket, data, length, MSG_DONTWAIT | MSG_NOSIGNAL | (flags & WSLAY_MSG_MORE ? MSG_MORE : 0));
 
     (void)wslay;
     if (n > 0)
@@ -88,7 +87,9 @@ static ssize_t on_send(wslay_event_context_ptr wslay, const uint8_t *data, size_
 static int on_mask(wslay_event_context_ptr wslay, uint8_t *buffer, size_t length, void *context)
 {
     (void)wslay;
-    return getrandom(buffer, length, 0) == (ssize_t)length ? 0 : (int)fail(context, WSLAY_ERR_CALLBACK_FAILURE, "no random bytes");
+    return getrandom(buffer, length, 0) == (ssize_t)length
+               ? 0
+               : (int)fail(context, WSLAY_ERR_CALLBACK_FAILURE, "no random bytes");
 }
 
 static void on_frame_start(wslay_event_context_ptr wslay, const struct wslay_event_on_frame_recv_start_arg *frame,

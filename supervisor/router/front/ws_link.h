@@ -10,11 +10,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define RV_WS_FRAGMENTS_MAX 16384u              /* of one message: each costs some 50 bytes */
-#define RV_WS_TURN_BYTES (256u * 1024)          /* read from one link before others get their turn */
-#define RV_WS_UNSENT_MAX 4096u                  /* messages, pongs too: from then on nothing is read from who does not read */
-#define RV_WS_STALL_US (10 * UINT64_C(1000000)) /* a peer that takes no byte of what waits for it for so long is dropped */
-#define RV_WS_CLOSE_US (3 * UINT64_C(1000000))  /* from a close frame to the end of the connection */
+#define RV_WS_FRAGMENTS_MAX 16384u     /* of one message: each costs some 50 bytes */
+#define RV_WS_TURN_BYTES (256u * 1024) /* read from one link before others get their turn */
+#define RV_WS_UNSENT_MAX 4096u         /* messages, pongs too: from then on nothing is read from who does not read */
+#define RV_WS_STALL_US \
+    (10 * UINT64_C(1000000)) /* a peer that takes no byte of what waits for it for so long is dropped */
+#define RV_WS_CLOSE_US (3 * UINT64_C(1000000)) /* from a close frame to the end of the connection */
 
 struct event;
 struct event_base;
@@ -26,8 +27,8 @@ struct rv_ws_handlers {
     void (*message)(struct rv_ws_link *link, bool text, const uint8_t *bytes, size_t length);
     /* All that waited has been given to the system; may be NULL. */
     void (*drained)(struct rv_ws_link *link);
-    /* Once, at the end, from the loop and never from inside another call: now it may be ended by _fini. `why` is a static
-     * text. */
+    /* Once, at the end, from the loop and never from inside another call: now it may be ended by _fini. `why` is a
+     * static text. */
     void (*ended)(struct rv_ws_link *link, const char *why);
 };
 

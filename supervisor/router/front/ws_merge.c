@@ -1,6 +1,6 @@
 /*
- * The events of ComfyUI that the front door understands. ComfyUI writes `type` first, so the kind is read from the first
- * bytes; a text with another first member is parsed, unless it is large.
+ * The events of ComfyUI that the front door understands. ComfyUI writes `type` first, so the kind is read from the
+ * first bytes; a text with another first member is parsed, unless it is large.
  */
 #include <jansson.h>
 #include <stdio.h>

@@ -12,15 +12,15 @@
 
 #include "../http/parse.h"
 
-#define RV_WS_KEY_LENGTH 24u            /* 16 bytes in base64 */
-#define RV_WS_ACCEPT_LENGTH 28u         /* 20 bytes in base64 */
-#define RV_WS_CLIENT_ID_MAX 128u        /* bytes */
-#define RV_WS_REQUEST_MAX 16384u        /* of our request to a worker: a target of RV_HTTP_URI_MAX, encoded anew */
-#define RV_WS_RESPONSE_MAX 8192u        /* of a worker's answer to it */
-#define RV_WS_TYPE_MAX 64u              /* of an event; longer names are none of those that matter here */
-#define RV_WS_PROMPT_ID_MAX 64u         /* bytes; ComfyUI's are UUIDs */
-#define RV_WS_NODE_MAX 64u              /* of a node's id and class */
-#define RV_WS_EVENT_MAX (1024u * 1024)  /* larger texts are given on without a look into them */
+#define RV_WS_KEY_LENGTH 24u           /* 16 bytes in base64 */
+#define RV_WS_ACCEPT_LENGTH 28u        /* 20 bytes in base64 */
+#define RV_WS_CLIENT_ID_MAX 128u       /* bytes */
+#define RV_WS_REQUEST_MAX 16384u       /* of our request to a worker: a target of RV_HTTP_URI_MAX, encoded anew */
+#define RV_WS_RESPONSE_MAX 8192u       /* of a worker's answer to it */
+#define RV_WS_TYPE_MAX 64u             /* of an event; longer names are none of those that matter here */
+#define RV_WS_PROMPT_ID_MAX 64u        /* bytes; ComfyUI's are UUIDs */
+#define RV_WS_NODE_MAX 64u             /* of a node's id and class */
+#define RV_WS_EVENT_MAX (1024u * 1024) /* larger texts are given on without a look into them */
 
 /* ---- ws_handshake.c --------------------------------------------------------------------------------------------- */
 
@@ -48,7 +48,8 @@ size_t rv_ws_write_request(char *buffer, size_t size, const char *target, const 
 
 enum rv_ws_response { RV_WS_RESPONSE_MORE, RV_WS_RESPONSE_GOOD, RV_WS_RESPONSE_BAD };
 
-/* A worker's answer as far as it came. GOOD: *ret_length is the head's; frames may follow. BAD: *why is a static text. */
+/* A worker's answer as far as it came. GOOD: *ret_length is the head's; frames may follow. BAD: *why is a static text.
+ */
 enum rv_ws_response rv_ws_read_response(const char *text, size_t length, const char *accept, size_t *ret_length,
                                         const char **why);
 

@@ -1,7 +1,7 @@
 /*
- * Our sockets to workers: one per client and ready worker. ComfyUI forgets the newer of two sockets with one id when the
- * older one ends (server.py: the handler's `finally` removes by id). So a socket is closed in good order, its end is
- * waited for, and only then the next one with that id is opened at that worker.
+ * Our sockets to workers: one per client and ready worker. ComfyUI forgets the newer of two sockets with one id when
+ * the older one ends (server.py: the handler's `finally` removes by id). So a socket is closed in good order, its end
+ * is waited for, and only then the next one with that id is opened at that worker.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -250,8 +250,7 @@ static const char *make_socket(struct rv_ws_upstream *upstream, uint16_t port)
 
 static void connect_to(struct rv_ws_upstream *upstream)
 {
-    const struct rv_worker_entry *worker =
-        rv_front_find(upstream->ws->front, upstream->worker, upstream->incarnation);
+    const struct rv_worker_entry *worker = rv_front_find(upstream->ws->front, upstream->worker, upstream->incarnation);
     const char *why;
 
     if (!worker) {
