@@ -28,12 +28,12 @@
 #include "../http/http.h"
 #include "match.h"
 
-#define RV_FRONT_PROMPT_MAX (16u * 1024 * 1024) /* bytes of a body of POST /prompt: workflows embed images */
-#define RV_FRONT_BODY_MAX (1024u * 1024)        /* of other bodies that are read here */
+#define RV_FRONT_PROMPT_MAX (16u * 1024 * 1024)   /* bytes of a body of POST /prompt: workflows embed images */
+#define RV_FRONT_BODY_MAX (1024u * 1024)          /* of other bodies that are read here */
 #define RV_FRONT_ANSWER_MAX (64ull * 1024 * 1024) /* of a worker's answer that is read here, as object_info is */
-#define RV_FRONT_TYPE_FIELD "X-Resvisor-Type" /* of a request: a worker of that type shall answer */
+#define RV_FRONT_TYPE_FIELD "X-Resvisor-Type"     /* of a request: a worker of that type shall answer */
 #define RV_FRONT_WORKER_FIELD "X-Resvisor-Worker" /* that worker: "image/0" */
-#define RV_FRONT_RETRY_MS 2000u                 /* Retry-After while a worker starts */
+#define RV_FRONT_RETRY_MS 2000u                   /* Retry-After while a worker starts */
 
 struct rv_front_upstream; /* upstream.c */
 struct rv_front_exchange; /* proxy.c */
@@ -176,7 +176,8 @@ size_t rv_front_take(struct rv_http_request *request, const char *data, size_t l
 /* There is no more of the body. */
 void rv_front_end_body(struct rv_http_request *request);
 
-/* ---- call.c: a small request of our own to a worker --------------------------------------------------------------- */
+/* ---- call.c: a small request of our own to a worker ---------------------------------------------------------------
+ */
 
 struct rv_front_call_options {
     const char *method, *path; /* "/api/object_info" */
@@ -234,6 +235,10 @@ void rv_front_prompts_job_removed(struct rv_front *front, struct rv_job_record *
 
 /* The client_id of the prompt that the job is; NULL = it has none, or did not come as a prompt. */
 const char *rv_front_prompt_client(const struct rv_job_record *job);
+
+/* For /metrics: prompts that were taken, refused, and of those taken not validated before. */
+void rv_front_prompt_counts(const struct rv_front *front, uint64_t *ret_taken, uint64_t *ret_refused,
+                            uint64_t *ret_unvalidated);
 
 /* Jobs of all comfyui types that wait or run: exec_info.queue_remaining. */
 uint32_t rv_front_queue_remaining(const struct rv_front *front);
