@@ -1,0 +1,3 @@
+def small(c): pass
+def prompt(c): pass
+def bodies(c): pass
