@@ -248,6 +248,7 @@ static void setup_types(struct rv_supervisor *s, struct setup *setup)
         t->cancel_timeout_ms = type->cancel_timeout_us / RV_MSEC;
         t->n_models = type->model_count;
         t->models = (char **)type->models;
+        t->kind = type->kind;
         t->state = (char *)rv_worker_state_name(rv_type_state(s, type->name));
         setup->type_pointers[i] = t;
     }
@@ -368,6 +369,16 @@ static void send_to_router(struct rv_supervisor *s, const Rv__Frame *frame, cons
         rv_session_send(r->child.session, frame, fds, fd_count);
 }
 
+/* Where its ComfyUI listens, in the words of its launcher: "… at http://127.0.0.1:PORT; …". 0 = not there. */
+static uint32_t http_port(const char *detail)
+{
+    static const char where[] = " at http://127.0.0.1:";
+    const char *found = detail ? strstr(detail, where) : NULL;
+    unsigned long port = found ? strtoul(found + strlen(where), NULL, 10) : 0;
+
+    return port <= UINT16_MAX ? (uint32_t)port : 0;
+}
+
 void rv_router_connect_worker(struct rv_supervisor *s, const struct rv_worker *worker)
 {
     Rv__Frame frame = RV__FRAME__INIT;
@@ -387,6 +398,7 @@ void rv_router_connect_worker(struct rv_supervisor *s, const struct rv_worker *w
     channel.worker = (char *)facts.id;
     channel.type = (char *)facts.type;
     channel.incarnation = facts.incarnation;
+    channel.http_port = http_port(facts.detail);
     frame.body_case = RV__FRAME__BODY_ROUTER_CHANNEL;
     frame.router_channel = &channel;
     send_to_router(s, &frame, &pair[0], 1);

@@ -10,6 +10,7 @@
 #include <xxhash.h>
 
 #include "clock.h"
+#include "front/front.h"
 #include "log.h"
 #include "router.h"
 
@@ -38,6 +39,8 @@ static int add_type(struct rv_router *router, const Rv__TypeSetup *setup)
     if (setup->n_models > 0 && strlen(setup->models[0]) <= RV_NAME_MAX)
         (void)snprintf(type->first_model, sizeof(type->first_model), "%s", setup->models[0]);
     type->failed = strcmp(setup->state, "FAILED") == 0;
+    type->is_comfyui = strcmp(setup->kind, "comfyui") == 0;
+    type->is_primary = setup->primary;
     TAILQ_INIT(&type->queue);
     router->type_count++;
     return 0;
@@ -157,6 +160,7 @@ void rv_jobs_remove(struct rv_router *router, struct rv_job_record *job)
         TAILQ_REMOVE(&router->ended, job, ended_link);
     if (job->state == RESVISOR__V1__JOB_STATE__JOB_QUEUED)
         rv_jobs_dequeue(job);
+    rv_front_job_removed(router, job);
     rv_results_drop(router, job);
     free(job->outputs);
     free_submit(router, job);
@@ -166,14 +170,10 @@ void rv_jobs_remove(struct rv_router *router, struct rv_job_record *job)
     free(job);
 }
 
-void rv_jobs_enqueue(struct rv_router *router, struct rv_job_record *job, bool first)
+static void insert(struct rv_job_record *job, bool first)
 {
     struct rv_job_record *other;
 
-    (void)router;
-    job->state = RESVISOR__V1__JOB_STATE__JOB_QUEUED;
-    job->queued_us = rv_now_us();
-    job->type->queued++;
     if (first) { /* before all that are not more important */
         TAILQ_FOREACH (other, &job->type->queue, queue_link) {
             if (other->priority <= job->priority) {
@@ -187,12 +187,21 @@ void rv_jobs_enqueue(struct rv_router *router, struct rv_job_record *job, bool f
     /* From the end: jobs of one priority, the usual case, cost one step. */
     TAILQ_FOREACH_REVERSE(other, &job->type->queue, rv_job_list, queue_link)
     {
-        if (other->priority >= job->priority) {
+        if (other->priority > job->priority || (other->priority == job->priority && other->number <= job->number)) {
             TAILQ_INSERT_AFTER(&job->type->queue, other, job, queue_link);
             return;
         }
     }
     TAILQ_INSERT_HEAD(&job->type->queue, job, queue_link);
+}
+
+void rv_jobs_enqueue(struct rv_router *router, struct rv_job_record *job, bool first)
+{
+    job->state = RESVISOR__V1__JOB_STATE__JOB_QUEUED;
+    job->queued_us = rv_now_us();
+    job->type->queued++;
+    insert(job, first);
+    rv_front_queue_changed(router);
 }
 
 void rv_jobs_dequeue(struct rv_job_record *job)
@@ -272,6 +281,8 @@ void rv_jobs_end(struct rv_router *router, struct rv_job_record *job, const stru
         rv_jobs_mark(router, job, true);
     rv_events_job(router, job);
     rv_parked_job_ended(router, job);
+    rv_front_job_ended(router, job);
+    rv_front_queue_changed(router);
 }
 
 static void on_timer(int socket, short what, void *context)

@@ -10,6 +10,7 @@
 
 #include "clock.h"
 #include "log.h"
+#include "front/front.h"
 #include "router.h"
 
 #define CONTROL_FD 3
@@ -185,13 +186,16 @@ static int start_parts(struct rv_router *router, struct rv_error *err)
     r = rv_local_open(router, err);
     if (r == 0)
         r = rv_nano_open(router, err);
-    return r < 0 ? r : rv_http_open(router, err);
+    if (r == 0)
+        r = rv_http_open(router, err);
+    return r < 0 ? r : rv_front_open(router, err);
 }
 
 static void stop_parts(struct rv_router *router)
 {
     struct rv_parked *parked;
 
+    rv_front_stop(router);
     rv_http_close(router);
     rv_nano_close(router);
     rv_local_close(router);
@@ -200,6 +204,7 @@ static void stop_parts(struct rv_router *router)
     rv_workers_fini(router);
     if (router->buckets)
         rv_jobs_fini(router);
+    rv_front_close(router); /* jobs and workers have left it */
     rv_results_fini(router);
     rv_events_fini(router);
     rv_ledger_fini(router);

@@ -129,6 +129,30 @@ int rv_results_take(struct rv_router *router, struct rv_job_record *job, struct 
     return 0;
 }
 
+int rv_results_add(struct rv_router *router, struct rv_job_record *job, const char *name, const char *content_type,
+                   int fd, uint64_t size)
+{
+    struct rv_output *output = job->output_count == 0 ? calloc(1, sizeof(*output)) : NULL;
+
+    if (!output) {
+        (void)close(fd);
+        return job->output_count ? -EEXIST : -ENOMEM;
+    }
+    (void)snprintf(output->name, sizeof(output->name), "%s", name);
+    (void)snprintf(output->content_type, sizeof(output->content_type), "%s", content_type);
+    output->fd = fd;
+    output->size = size;
+    free(job->outputs);
+    job->outputs = output;
+    job->output_count = 1; /* its weight stays 1 */
+    job->output_bytes = size;
+    if (job->kept)
+        router->kept_bytes += size;
+    else
+        rv_results_keep(router, job, job->holder);
+    return 0;
+}
+
 /* A result without outputs counts too: its worker keeps it until it is acknowledged. */
 static uint32_t weight(const struct rv_job_record *job)
 {

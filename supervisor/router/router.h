@@ -10,7 +10,7 @@
  *   nano.c     nanomsg sockets                              local.c    the command line's socket
  *   events.c   PUB events and their ring                    sockets.c  who may have a socket path
  *   ask.c      requests that the supervisor answers         submit.c   checking and keeping a Submit
- *   http/      the HTTP front: the same requests again
+ *   http/      the HTTP front: the same requests again        front/     ComfyUI's own address, on http/
  */
 #ifndef RV_ROUTER_H
 #define RV_ROUTER_H
@@ -39,6 +39,8 @@
 
 struct event;
 struct event_base;
+struct rv_front;
+struct rv_front_prompt;
 struct rv_http;
 struct rv_http_request;
 struct rv_job_record;
@@ -57,6 +59,7 @@ struct rv_type {
     uint32_t queue_limit;
     uint64_t job_timeout_us, cancel_timeout_us; /* 0 = no job timeout */
     char first_model[RV_NAME_MAX + 1];          /* "" = the type has none */
+    bool is_comfyui, is_primary;
     bool failed;
     char detail[RV_ERROR_TEXT_MAX / 2]; /* why it failed */
     struct rv_job_list queue;           /* highest priority first, oldest first inside */
@@ -91,8 +94,10 @@ struct rv_job_record {
     uint8_t digest[RV_DIGEST_SIZE];
     int32_t priority;
     uint32_t attempts;
+    double number; /* order among equal priorities: the lower one is first */
+    bool hidden;   /* a client has deleted it from the history */
     uint8_t *submit; /* packed, for the worker; NULL once it has ended */
-    uint32_t submit_length;
+    uint32_t submit_length, payload_at, payload_length; /* the payload inside it */
     struct rv_worker_entry *worker; /* runs it */
     struct rv_worker_entry *holder; /* keeps its result until JobAck */
     char worker_name[RV_WORKER_NAME_MAX + 1];
@@ -109,6 +114,7 @@ struct rv_job_record {
     uint64_t output_bytes;
     struct event *timer; /* of a running job: its timeout, then the cancel timeout */
     struct rv_parked_list waiters;
+    struct rv_front_prompt *prompt; /* of front/: how it came as a prompt; NULL = it did not */
 };
 
 enum rv_worker_state {
@@ -124,6 +130,7 @@ struct rv_worker_entry {
     char name[RV_WORKER_NAME_MAX + 1];
     struct rv_type *type;
     uint64_t incarnation;
+    uint16_t http_port; /* on loopback; 0 = it serves no HTTP */
     enum rv_worker_state state;
     uint32_t results_due; /* in REPORTING */
     bool draining;
@@ -194,6 +201,7 @@ struct rv_router {
     struct rv_job_record **buckets; /* bucket_count, a power of two */
     uint32_t bucket_count, job_count, jobs_limit;
     uint64_t hash_seed, submit_bytes;
+    uint64_t next_number;
     struct rv_job_list all;   /* oldest first */
     struct rv_job_list ended; /* oldest end first */
     struct rv_job_list kept;  /* results, oldest first */
@@ -226,7 +234,8 @@ struct rv_router {
 
     uint64_t log_ask; /* the request for logs that is under way; 0 = none */
     uint64_t rpc_requests, rpc_refusals;
-    struct rv_http *http; /* NULL = off */
+    struct rv_http *http;   /* NULL = off */
+    struct rv_front *front; /* NULL = off, or no type is of kind comfyui */
 };
 
 /* ---- jobs.c ----------------------------------------------------------------------------------------------------- */
@@ -240,7 +249,7 @@ struct rv_job_record *rv_jobs_find(struct rv_router *router, const char *id);
 struct rv_job_record *rv_jobs_add(struct rv_router *router, const char *id, const char *type, struct rv_error *err);
 void rv_jobs_remove(struct rv_router *router, struct rv_job_record *job);
 
-/* Puts it into its type's queue: behind its equals, or before them. */
+/* Puts it into its type's queue by priority and number; first = before all that are not more important. */
 void rv_jobs_enqueue(struct rv_router *router, struct rv_job_record *job, bool first);
 void rv_jobs_dequeue(struct rv_job_record *job);
 bool rv_jobs_has_ended(const struct rv_job_record *job);
@@ -273,9 +282,26 @@ void rv_jobs_view(const struct rv_job_record *job, struct rv_job_view *ret_view)
 /* The job's id is well formed; else err. */
 int rv_submit_check_id(const char *id, struct rv_error *err);
 
-/* Checks a Submit and queues it, or finds the job that it repeats. 0 and *ret_job, or err; *ret_retry_ms may be set. */
-int rv_submit_accept(struct rv_router *router, const Resvisor__V1__Submit *submit, struct rv_job_record **ret_job,
-                     struct rv_error *err, uint64_t *ret_retry_ms);
+/* How a job came, if not by RPC. */
+struct rv_submit_options {
+    uint32_t payload_max; /* bytes */
+    bool front;           /* before its equals */
+    bool has_number;      /* else one is minted */
+    double number;        /* of equal priorities the lower number is first */
+    void (*added)(struct rv_job_record *job, void *context); /* it is new, and in no queue yet; may be NULL */
+    void *context;
+};
+
+/*
+ * Checks a Submit and queues it, or finds the job that it repeats. 0 and *ret_job, or err; *ret_retry_ms may be set.
+ * options: NULL = by RPC. *ret_job may have ended already.
+ */
+int rv_submit_accept(struct rv_router *router, const Resvisor__V1__Submit *submit,
+                     const struct rv_submit_options *options, struct rv_job_record **ret_job, struct rv_error *err,
+                     uint64_t *ret_retry_ms);
+
+/* A new job of that type would be taken now. */
+int rv_submit_check_type(struct rv_router *router, const char *type, struct rv_error *err, uint64_t *ret_retry_ms);
 
 /* ---- results.c -------------------------------------------------------------------------------------------------- */
 
@@ -284,6 +310,10 @@ void rv_results_fini(struct rv_router *router);
 
 /* Checks a result's outputs and takes their descriptors into the record. -EPROTO = the worker broke the contract. */
 int rv_results_take(struct rv_router *router, struct rv_job_record *job, struct rv_frame *frame, struct rv_error *err);
+
+/* Gives a job without outputs one of the router's own: a sealed memfd, taken over. ended_us must be set. */
+int rv_results_add(struct rv_router *router, struct rv_job_record *job, const char *name, const char *content_type,
+                   int fd, uint64_t size);
 
 /* From now on the job's result counts against the limits; `holder` (may be NULL) gets a JobAck in time. */
 void rv_results_keep(struct rv_router *router, struct rv_job_record *job, struct rv_worker_entry *holder);

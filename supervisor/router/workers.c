@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "clock.h"
+#include "front/front.h"
 #include "log.h"
 #include "router.h"
 
@@ -210,6 +211,7 @@ static void start(struct rv_worker_entry *worker, struct rv_job_record *job)
     worker->job = job;
     rv_jobs_mark(router, job, false);
     rv_events_job(router, job);
+    rv_front_queue_changed(router);
     if (job->type->job_timeout_us)
         rv_jobs_arm(router, job, job->type->job_timeout_us);
     /* The ledger must know of the job before its worker does: if the mark still waits in this process, so must the
@@ -236,6 +238,7 @@ static void become_ready(struct rv_worker_entry *worker)
 {
     worker->state = RV_WORKER_READY;
     rv_ledger_heard(worker->router, worker->name);
+    rv_front_worker_ready(worker->router, worker);
     rv_workers_dispatch(worker->router, worker->type);
 }
 
@@ -310,13 +313,15 @@ static void finish(struct rv_worker_entry *worker, struct rv_job_record *job, st
     struct rv_error err = {0};
 
     (void)rv_error_from_message(&err, result->error);
-    if (err.code == 0) {
-        int r = rv_results_take(worker->router, job, frame, &err);
+    judge(job, &err);
+    if (err.code == 0 || result->n_outputs > 0) { /* a failed job keeps what it made until then */
+        struct rv_error problem = {0};
+        int r = rv_results_take(worker->router, job, frame, &problem);
 
         if (r == -EPROTO)
             rv_workers_kill(worker, "it sent a result that breaks the contract");
-    } else {
-        judge(job, &err);
+        if (r < 0 && err.code == 0)
+            err = problem;
     }
     job->run_us = result->run_us;
     job->load_us = result->load_us;
@@ -496,6 +501,7 @@ static void bury(struct rv_worker_entry *worker, const char *cause, const char *
     } else if (job) {
         decide(router, job, name, cause_text, next_text[0] ? next_text : "is not started again");
     }
+    rv_front_worker_gone(router, worker);
     free_worker(worker);
     rv_ledger_heard(router, name);
     rv_workers_dispatch(router, type);
@@ -546,6 +552,7 @@ void rv_workers_channel(struct rv_router *router, struct rv_frame *frame)
     worker->router = router;
     worker->type = type;
     worker->incarnation = channel->incarnation;
+    worker->http_port = channel->http_port <= UINT16_MAX ? (uint16_t)channel->http_port : 0;
     (void)snprintf(worker->name, sizeof(worker->name), "%s", channel->worker);
     TAILQ_INSERT_TAIL(&router->workers, worker, link);
     worker->peer = rv_peer_create(router->base, fd, &handlers, worker);

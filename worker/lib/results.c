@@ -21,7 +21,7 @@ void rv_result_destroy(struct rv_result *result)
 }
 
 /* Packs the message; the frame is small by construction: texts are bounded and outputs are descriptors. */
-static int pack(const struct rv_job *job, int code, const char *message, bool with_outputs, struct rv_result *result)
+static int pack(const struct rv_job *job, int code, const char *message, struct rv_result *result)
 {
     Rv__Frame frame = RV__FRAME__INIT;
     Rv__JobResult body = RV__JOB_RESULT__INIT;
@@ -42,7 +42,7 @@ static int pack(const struct rv_job *job, int code, const char *message, bool wi
     body.type = job->submit->type;
     body.model = job->submit->model;
     body.outputs = pointers;
-    for (unsigned i = 0; with_outputs && i < job->output_count; i++) {
+    for (unsigned i = 0; i < job->output_count; i++) {
         resvisor__v1__output__init(&outputs[i]);
         outputs[i].name = job->outputs[i]->name;
         outputs[i].content_type = job->outputs[i]->content_type;
@@ -67,12 +67,12 @@ int rv_result_create(const struct rv_job *job, int code, const char *message, st
     if (!result)
         return -ENOMEM;
     (void)snprintf(result->job_id, sizeof(result->job_id), "%s", job->submit->job_id);
-    r = pack(job, code, message, code == 0, result);
+    r = pack(job, code, message, result);
     if (r < 0) {
         rv_result_destroy(result);
         return r;
     }
-    for (unsigned i = 0; code == 0 && i < job->output_count; i++) {
+    for (unsigned i = 0; i < job->output_count; i++) {
         result->fds[result->fd_count++] = job->outputs[i]->fd;
         result->size += job->outputs[i]->size;
         job->outputs[i]->fd = -1;

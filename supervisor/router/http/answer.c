@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../front/front.h"
 #include "http.h"
 
 #define NO_STORE "no-store" /* all of it is how things stand now */
@@ -52,10 +53,13 @@ void rv_http_answer_error(struct rv_http_request *request, const struct rv_error
 
     if (status == 0)
         status = row->http_status;
-    rv_http_answer_json(request, status,
-                        json_pack("{s:{s:s, s:s, s:s, s:I}}", "error", "code", row->name, "message", err->message,
-                                  "remedy", err->remedy, "retry_after_ms", (json_int_t)retry_after_ms));
-    if (row->retryable || retry_after_ms) {
+    if (request->front)
+        rv_front_answer_rv_error(request, err, retry_after_ms, status);
+    else
+        rv_http_answer_json(request, status,
+                            json_pack("{s:{s:s, s:s, s:s, s:I}}", "error", "code", row->name, "message", err->message,
+                                      "remedy", err->remedy, "retry_after_ms", (json_int_t)retry_after_ms));
+    if (!request->front && (row->retryable || retry_after_ms)) {
         (void)snprintf(seconds, sizeof(seconds), "%llu",
                        (unsigned long long)(retry_after_ms > 1000 ? (retry_after_ms + 999) / 1000 : 1));
         rv_http_add_header(request, "Retry-After", seconds);

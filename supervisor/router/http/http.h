@@ -25,6 +25,8 @@ enum rv_http_stage {
     RV_HTTP_ANSWER, /* the response is on its way */
 };
 
+struct rv_front_exchange;
+struct rv_front_route;
 struct rv_http_route;
 
 /* Makes the response out of a reply that has no error. */
@@ -45,6 +47,7 @@ struct rv_http_request {
     bool half_closed; /* nothing more will come */
     unsigned checks, quiet_checks;
 
+    const char *method; /* libmicrohttpd's */
     char *uri;
     size_t uri_length;
     bool has_uri, head_only;
@@ -52,12 +55,19 @@ struct rv_http_request {
     struct rv_http_target target;
     const struct rv_http_route *route;
     char *body;
-    size_t body_length;
+    size_t body_length, body_room, body_max;
     uint64_t body_beyond; /* bytes that were too many */
 
     rv_http_render *render;
     struct MHD_Response *response;
     unsigned status;
+
+    const struct rv_front_route *front; /* of front/; NULL = its path is one of v1.c's, or of nobody */
+    struct rv_front_exchange *exchange; /* of front/: it is passed on to a worker */
+    bool api;                           /* of front/: its path began with /api */
+    bool waiting;                       /* of front/: the answer comes later */
+    void (*front_gone)(void *context);
+    void *front_context;
 
     char *text; /* log lines */
     size_t text_length;
@@ -76,6 +86,7 @@ struct rv_http {
     struct event *accept_event, *accept_pause, *daemon_event, *daemon_timer, *run_event;
     struct rv_http_list requests;
     struct rv_http_request *arriving; /* being given to libmicrohttpd */
+    bool running; /* libmicrohttpd is on the stack */
     unsigned count, streams;
     uint64_t answers[6]; /* by the status' first digit */
     uint64_t refused_connections, expired_connections;
@@ -86,13 +97,22 @@ struct rv_http {
 /* A connection that waits goes on: its response is there, or its stream has more. */
 void rv_http_resume(struct rv_http_request *request);
 
+/* Whatever has been resumed is looked at now, not in the loop's next turn. Only from an event of the loop. */
+void rv_http_run(struct rv_http *http);
+
 /* From a stream's reader: nothing to send now. It goes on after `us` at the latest, with `due` set. */
 void rv_http_pause_stream(struct rv_http_request *request, uint64_t us);
+
+/* libmicrohttpd does not look at the connection until rv_http_resume; its end is seen. */
+void rv_http_suspend(struct rv_http_request *request);
 
 /* ---- request.c -------------------------------------------------------------------------------------------------- */
 
 /* At the end of the head. Sets the route, or a response that refuses. */
 void rv_http_check(struct rv_http_request *request, const char *method, const char *version);
+
+/* Of the parts of a check, for front/: false = refused, and the response says so. */
+bool rv_http_check_client(struct rv_http_request *request, const struct rv_http_head *head);
 
 /* ---- v1.c ------------------------------------------------------------------------------------------------------- */
 

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <strings.h>
 
+#include "../front/front.h"
 #include "http.h"
 
 #define BEARER "Bearer "
@@ -103,6 +104,11 @@ static bool check_browser(struct rv_http_request *request, const struct rv_http_
     return true;
 }
 
+bool rv_http_check_client(struct rv_http_request *request, const struct rv_http_head *head)
+{
+    return check_browser(request, head) && check_token(request, head, RV_HTTP_CLIENT);
+}
+
 static bool check_content(struct rv_http_request *request, const struct rv_http_head *head,
                           const struct rv_http_route *route)
 {
@@ -184,6 +190,11 @@ void rv_http_check(struct rv_http_request *request, const char *method, const ch
     }
     if (request->framing.has_body) /* until all of it is read, an answer leaves bytes behind */
         request->close = true;
+    request->body_max = RV_HTTP_BODY_MAX;
+    request->method = method;
+    request->head_only = strcmp(method, "HEAD") == 0;
+    if (rv_front_check(request, method, &head))
+        return;
     status = rv_http_parse_target(request->uri, request->uri_length, &request->target, &why);
     if (status) {
         rv_http_refuse(request, status, RV_CODE(BAD_REQUEST), "%s", why);
@@ -194,6 +205,5 @@ void rv_http_check(struct rv_http_request *request, const char *method, const ch
         !check_content(request, &head, route) || !check_queries(request, route))
         return;
     request->close = !request->framing.keep_alive;
-    request->head_only = strcmp(method, "HEAD") == 0;
     request->route = route;
 }

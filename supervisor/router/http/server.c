@@ -18,6 +18,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "../front/front.h"
 #include "http.h"
 #include "log.h"
 
@@ -28,6 +29,8 @@
 #define REST_FACTOR 3u          /* of http.timeout: for a body, a stalled answer, the time between two requests */
 #define POOL_BYTES (32u * 1024) /* of libmicrohttpd per connection: holds the head */
 #define DISCARD_MAX (8u * 1024 * 1024) /* bytes of a body that are read only to answer that they are too many */
+#define UNWANTED_MAX (256u * 1024 * 1024) /* the same of a body that a worker has refused */
+#define RUNS_PER_TURN 4u
 #define LAST_TURNS 4u                  /* at the end, for answers that are on their way */
 
 /* ---- the loop --------------------------------------------------------------------------------------------------- */
@@ -40,12 +43,18 @@ static void schedule(struct rv_http *http)
 static void run(int fd, short what, void *context)
 {
     struct rv_http *http = context;
-    MHD_UNSIGNED_LONG_LONG ms;
+    MHD_UNSIGNED_LONG_LONG ms = 0;
+    bool waits = true;
 
     (void)fd;
     (void)what;
-    (void)MHD_run(http->daemon);
-    if (MHD_get_timeout(http->daemon, &ms) == MHD_YES) {
+    http->running = true;
+    for (unsigned i = 0; i < RUNS_PER_TURN && waits && ms == 0; i++) { /* 0 = it has more to do at once */
+        (void)MHD_run(http->daemon);
+        waits = MHD_get_timeout(http->daemon, &ms) == MHD_YES;
+    }
+    http->running = false;
+    if (waits) {
         struct timeval tv = {(time_t)(ms / 1000), (suseconds_t)(ms % 1000 * 1000)};
 
         (void)event_add(http->daemon_timer, &tv);
@@ -105,16 +114,14 @@ void rv_http_resume(struct rv_http_request *request)
     if (!request->suspended)
         return;
     request->suspended = false;
-    (void)event_del(request->reset);
     MHD_resume_connection(request->connection);
     schedule(request->http); /* without it, nothing would wake it up */
 }
 
-static void suspend(struct rv_http_request *request)
+void rv_http_suspend(struct rv_http_request *request)
 {
     request->suspended = true;
     MHD_suspend_connection(request->connection);
-    (void)event_add(request->reset, NULL);
     if (request->half_closed) /* it was told already */
         event_active(request->left, EV_CLOSED, 0);
 }
@@ -124,7 +131,7 @@ void rv_http_pause_stream(struct rv_http_request *request, uint64_t us)
     struct timeval tv = {(time_t)(us / 1000000), (suseconds_t)(us % 1000000)};
 
     (void)event_add(request->deadline, &tv);
-    suspend(request);
+    rv_http_suspend(request);
 }
 
 /*
@@ -137,7 +144,8 @@ static void on_left(int fd, short what, void *context)
     struct rv_http_request *request = context;
     struct pollfd now = {.fd = fd, .events = POLLRDHUP};
 
-    (void)what;
+    if (what == EV_READ && !request->suspended) /* libmicrohttpd reads it */
+        return;
     if (poll(&now, 1, 0) <= 0)
         return;
     request->half_closed = true;
@@ -147,8 +155,9 @@ static void on_left(int fd, short what, void *context)
         return;
     }
     rv_parked_http_gone(request->http->router, request);
+    rv_front_left(request);
     request->gone = request->close = true;
-    if (!request->streaming)
+    if (!request->streaming && request->stage != RV_HTTP_ANSWER)
         rv_http_refuse(request, 0, RV_CODE(CANCELLED), "the connection was closed before the answer was there");
     rv_http_resume(request);
 }
@@ -157,6 +166,7 @@ static void on_left(int fd, short what, void *context)
 
 static void request_reset(struct rv_http_request *request)
 {
+    rv_front_release(request);
     free(request->uri);
     free(request->target.text);
     free(request->body);
@@ -169,9 +179,12 @@ static void request_reset(struct rv_http_request *request)
     request->uri = request->body = request->text = request->piece = NULL;
     request->target = (struct rv_http_target){0};
     request->body_length = request->text_length = request->piece_length = request->piece_at = 0;
+    request->body_room = 0;
     request->body_beyond = 0;
     request->has_uri = request->streaming = request->due = false;
     request->route = NULL;
+    request->front = NULL;
+    request->api = false;
     request->render = NULL;
     request->response = NULL;
     request->stage = RV_HTTP_HEAD;
@@ -230,19 +243,24 @@ static enum MHD_Result send_response(struct rv_http_request *request)
 
 static enum MHD_Result add_to_body(struct rv_http_request *request, const char *data, size_t length)
 {
-    char *grown;
+    size_t wanted = request->body_length + length + 1;
 
-    if (request->body_beyond || request->body_length + length > RV_HTTP_BODY_MAX) {
+    if (request->body_beyond || request->body_length + length > request->body_max) {
         request->body_beyond += length;
         return request->body_beyond > DISCARD_MAX ? MHD_NO : MHD_YES;
     }
-    grown = realloc(request->body, request->body_length + length + 1);
-    if (!grown)
-        return MHD_NO;
-    request->body = grown;
-    memcpy(grown + request->body_length, data, length);
+    if (wanted > request->body_room) { /* what is announced at once, else twice as much each time */
+        size_t room = request->framing.length && !request->body_room ? request->framing.length + 1 : 2 * wanted;
+        char *grown = realloc(request->body, room);
+
+        if (!grown)
+            return MHD_NO;
+        request->body = grown;
+        request->body_room = room;
+    }
+    memcpy(request->body + request->body_length, data, length);
     request->body_length += length;
-    grown[request->body_length] = '\0';
+    request->body[request->body_length] = '\0';
     return MHD_YES;
 }
 
@@ -253,12 +271,38 @@ static void work(struct rv_http_request *request)
     if (request->body_beyond) {
         request->close = true;
         rv_http_refuse(request, 0, RV_CODE(TOO_LARGE), "the request's body is larger than %u KiB",
-                       RV_HTTP_BODY_MAX / 1024);
+                       (unsigned)(request->body_max / 1024));
         return;
     }
     request->inside = true;
-    request->route->handle(request);
+    if (request->front)
+        request->front->handle(request);
+    else
+        request->route->handle(request);
     request->inside = false;
+}
+
+/* To a worker, as it comes. */
+static enum MHD_Result pass_on(struct rv_http_request *request, const char *data, size_t *size)
+{
+    if (request->stage == RV_HTTP_BODY && *size > 0) {
+        if (request->gone)
+            return MHD_NO;
+        arm(request, REST_FACTOR);
+        *size -= rv_front_take(request, data, *size);
+        return request->body_beyond > UNWANTED_MAX ? MHD_NO : MHD_YES;
+    }
+    if (request->stage == RV_HTTP_BODY) {
+        request->stage = RV_HTTP_WORK;
+        (void)event_del(request->deadline);
+        if (!request->response && !request->gone)
+            rv_front_end_body(request);
+        if (!request->response && !request->gone) {
+            rv_http_suspend(request);
+            return MHD_YES;
+        }
+    }
+    return send_response(request);
 }
 
 static enum MHD_Result on_request(void *context, struct MHD_Connection *connection, const char *url, const char *method,
@@ -275,7 +319,19 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
         request->stage = RV_HTTP_BODY;
         arm(request, REST_FACTOR);
         rv_http_check(request, method, version);
-        return request->route ? MHD_YES : send_response(request);
+        if (request->front && !request->response && request->front->action != RV_FRONT_HANDLE)
+            rv_front_pass_on(request);
+        /* After an answer that is given now, libmicrohttpd closes the connection: of a request without a body, it is
+         * given when the library calls again, which it does at once. */
+        if (request->front && !request->framing.has_body && !request->close)
+            return MHD_YES;
+        return request->response || !(request->route || request->front) ? send_response(request) : MHD_YES;
+    }
+    if (request->exchange)
+        return pass_on(request, data, size);
+    if (request->stage == RV_HTTP_BODY && request->response) { /* refused */
+        (void)event_del(request->deadline);
+        return *size > 0 ? MHD_NO : send_response(request);
     }
     if (request->stage == RV_HTTP_BODY && *size > 0) {
         enum MHD_Result r = add_to_body(request, data, *size);
@@ -285,8 +341,8 @@ static enum MHD_Result on_request(void *context, struct MHD_Connection *connecti
     }
     if (request->stage == RV_HTTP_BODY) {
         work(request);
-        if (!request->response && !request->gone && request->render) {
-            suspend(request);
+        if (!request->response && !request->gone && (request->render || request->waiting || request->exchange)) {
+            rv_http_suspend(request);
             return MHD_YES;
         }
     }
@@ -331,6 +387,14 @@ static void on_connection(void *context, struct MHD_Connection *connection, void
 
 /* ---- accepting -------------------------------------------------------------------------------------------------- */
 
+void rv_http_run(struct rv_http *http)
+{
+    if (!http->running && event_pending(http->run_event, EV_TIMEOUT, NULL)) {
+        (void)event_del(http->run_event);
+        run(-1, 0, http);
+    }
+}
+
 /* What the client has sent is read first, for closing with it unread would take the answer back. Nobody waits. */
 static void say_full(struct rv_http *http, int socket)
 {
@@ -367,7 +431,8 @@ static void admit(struct rv_http *http, int socket, const struct sockaddr *addre
     request->deadline = event_new(http->router->base, -1, 0, on_deadline, request);
     request->left = event_new(http->router->base, socket, EV_CLOSED | EV_ET | EV_PERSIST, on_left, request);
     request->reset = event_new(http->router->base, socket, EV_READ | EV_ET | EV_PERSIST, on_left, request);
-    if (!request->deadline || !request->left || !request->reset || event_add(request->left, NULL) < 0) {
+    if (!request->deadline || !request->left || !request->reset || event_add(request->left, NULL) < 0 ||
+        event_add(request->reset, NULL) < 0) {
         request_free(request);
         (void)close(socket);
         return;
@@ -477,7 +542,7 @@ static void on_log(void *context, const char *format, va_list ap)
 
 static struct MHD_Daemon *start_daemon(struct rv_http *http)
 {
-    return MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG, 0,
+    return MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET | MHD_ALLOW_SUSPEND_RESUME | MHD_ALLOW_UPGRADE | MHD_USE_ERROR_LOG, 0,
                             NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, on_log, http,
                             MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_NOTIFY_CONNECTION,
                             on_connection, http, MHD_OPTION_URI_LOG_CALLBACK, on_uri, http, MHD_OPTION_CONNECTION_LIMIT,
@@ -530,8 +595,9 @@ static void end_requests(struct rv_http *http)
         if (!request->suspended)
             continue;
         rv_parked_http_gone(http->router, request);
+        rv_front_left(request);
         request->gone = request->close = true;
-        if (!request->streaming)
+        if (!request->streaming && request->stage != RV_HTTP_ANSWER)
             rv_http_refuse(request, 0, RV_CODE(SHUTTING_DOWN), "resvisor is stopping");
         rv_http_resume(request);
     }

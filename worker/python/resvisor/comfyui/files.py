@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..worker import Job
+from . import history
 
-OUTPUTS_MAX = 8  # of one job; more go into one archive
+OUTPUTS_MAX = 7  # of one job, beside its history; more go into one archive
 NAME_MAX = 200  # bytes of an output's name
 ARCHIVE = "outputs.zip"
 
@@ -80,7 +81,7 @@ def _unique(name: str, taken: set[str]) -> str:
 def find_outputs(outputs: Any) -> list[Output]:
     """Saved files first, then previews, then texts. Missing."""
     found: list[tuple[int, Output]] = []
-    taken: set[str] = set()
+    taken = {history.NAME}
     seen: set[str] = set()
     for node, item in _entries(outputs):
         if isinstance(item, str):

@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import Error, ErrorCode
 from ..worker import Job, JobCancelled
-from . import files
+from . import files, history
 from .report import log
 from .server import Server, ServerError
 
@@ -18,6 +18,7 @@ LOOK_S = 2.0  # how often the history is asked, should an event not have come
 NODES_MAX = 10_000
 STEPS = 1000  # of one node, in the job's progress
 MESSAGE_MAX = 400  # characters of one error of ComfyUI
+MINTED = ("number", "front", "prompt_id")  # of a body for POST /prompt: the router's to decide
 
 
 class JobError(Exception):
@@ -46,10 +47,8 @@ def parse(payload: bytes) -> dict[str, Any]:
         raise _bad("the payload is a workflow of the editor; save it in API format (Workflow > Export (API)) and use that")
     body = {"prompt": given}
     if isinstance(given, dict) and isinstance(given.get("prompt"), dict) and "class_type" not in given["prompt"]:
-        extra = given.get("extra_data", {})
-        if not isinstance(extra, dict):
-            raise _bad("extra_data is no JSON object")
-        body = {"prompt": given["prompt"], "extra_data": extra}
+        body = {key: value for key, value in given.items() if key not in MINTED}
+        _check_fields(body)
     graph = body["prompt"]
     if not isinstance(graph, dict) or not graph:
         raise _bad("the payload is no prompt: it must be a JSON object with one entry per node")
@@ -61,6 +60,27 @@ def parse(payload: bytes) -> dict[str, Any]:
         if not isinstance(value.get("inputs", {}), dict):
             raise _bad(f"the inputs of node {node!r} are no JSON object")
     return body
+
+
+def _check_fields(body: dict[str, Any]) -> None:
+    """What is not ours passes through: packs read fields of their own."""
+    if not isinstance(body.setdefault("extra_data", {}), dict):
+        raise _bad("extra_data is no JSON object")
+    if not isinstance(body.get("client_id", ""), str):
+        raise _bad("client_id is no text")
+    targets = body.get("partial_execution_targets")
+    if targets is not None and not (isinstance(targets, list) and all(isinstance(target, str) for target in targets)):
+        raise _bad("partial_execution_targets is no list of node ids")
+
+
+def prompt_id(job_id: str) -> str:
+    """The job's id, if ComfyUI takes it as the id of a prompt: a UUID as Python writes it. Else a new one."""
+    try:
+        if str(uuid.UUID(job_id)) == job_id:
+            return job_id
+    except ValueError:
+        pass
+    return str(uuid.uuid4())
 
 
 def _no_constant(name: str) -> Any:
@@ -89,11 +109,19 @@ def _line(error: Any) -> str:
     return " ".join((f"{text}: {details}" if details else text).split())[:MESSAGE_MAX]
 
 
+def _only_history(params: dict[str, str]) -> bool:
+    """The parameter `outputs`: `files` (and the history), or `history` alone."""
+    wanted = params.get("outputs", "files")
+    if wanted not in ("files", "history"):
+        raise _bad(f"the parameter outputs is {wanted!r}; it may be files or history")
+    return wanted == "history"
+
+
 class Run:
     """One prompt: what its events say, seen from ComfyUI's threads."""
 
-    def __init__(self, graph: dict[str, Any]) -> None:
-        self.id = str(uuid.uuid4())
+    def __init__(self, graph: dict[str, Any], id: str) -> None:
+        self.id = id
         self.graph = graph
         self.changed = threading.Condition()
         self.ended = False
@@ -146,20 +174,28 @@ class Jobs:
     def __init__(self, server: Server, prompt_thread: threading.Thread | None) -> None:
         self.server = server
         self.prompt_thread = prompt_thread
+        self.entry: dict[str, Any] | None = None  # of the history, for the job that runs
+        self.keep_client = False
 
     def run(self, job: Job) -> None:
         """Runs a job to its end. PromptThreadDied = the job has failed, and so has this process."""
         began = time.monotonic()
+        self.entry = None
         try:
+            only_history = _only_history(job.params)
             body = parse(job.payload)
             entry = self._execute(job, body)
-            files.attach(job, files.find_outputs(entry.get("outputs")))
+            if not only_history:
+                files.attach(job, files.find_outputs(entry.get("outputs")))
+            self._add_history(job)
             job.finish()
             log(f"job {job.id} done in {time.monotonic() - began:.2f} s")
         except JobCancelled:
+            self._add_history_if_possible(job)
             job.fail("cancelled")
         except JobError as error:
             log(f"job {job.id} failed: {error}")
+            self._add_history_if_possible(job)
             job.fail(str(error), error.code)
         except PromptThreadDied as error:
             job.fail(str(error))
@@ -176,9 +212,20 @@ class Jobs:
             traceback.print_exc()
             job.fail(f"{type(error).__name__}: {error}")
 
+    def _add_history(self, job: Job) -> None:
+        if self.entry is not None:
+            job.add_output(history.NAME, history.dump(job.id, self.entry, self.keep_client), "application/json")
+
+    def _add_history_if_possible(self, job: Job) -> None:
+        """The job fails anyway, and with its own reason."""
+        try:
+            self._add_history(job)
+        except Error as error:
+            log(f"job {job.id}: its history is lost: {error}")
+
     def _execute(self, job: Job, body: dict[str, Any]) -> dict[str, Any]:
         """The prompt's entry of the history."""
-        run = Run(body["prompt"])
+        run = Run(body["prompt"], prompt_id(job.id))
         self.server.observer = run.on_event
         try:
             self._post(job, run, body)
@@ -191,9 +238,13 @@ class Jobs:
 
     def _post(self, job: Job, run: Run, body: dict[str, Any]) -> None:
         # With a client id ComfyUI makes all its events, and shows them to nobody else.
-        request = {**body, "prompt_id": run.id, "client_id": f"resvisor-{job.id}"}
+        request = {"client_id": f"resvisor-{job.id}", **body, "prompt_id": run.id}
+        self.keep_client = "client_id" in body
+        source = job.params.get("usage_source")
         try:
-            answer = self.server.request("POST", "/prompt", request)
+            # An id may come again after a long time, and its old entry would be taken for the new one.
+            self.server.request("POST", "/history", {"delete": [run.id]})
+            answer = self.server.request("POST", "/prompt", request, {"Comfy-Usage-Source": source} if source else {})
         except ServerError as error:
             if error.status == 400:
                 raise _bad(f"ComfyUI refuses the prompt: {validation_text(error.body)}") from None
@@ -221,6 +272,7 @@ class Jobs:
                 look_at = time.monotonic() + LOOK_S
                 entry = self._history(run)
                 if entry is not None:
+                    self.entry = entry
                     return self._judge(run, entry)
             if self.prompt_thread is not None and not self.prompt_thread.is_alive():
                 raise PromptThreadDied(
@@ -260,6 +312,7 @@ class Jobs:
                         run.changed.wait(TURN_S)
                 if self.prompt_thread is not None and not self.prompt_thread.is_alive():
                     return
+            self.entry = self._history(run)
         except ServerError as error:
             log(f"job {job.id}: {error}")
 

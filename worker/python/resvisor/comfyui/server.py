@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from . import validate
 from .imports import after_import
 from .report import log
 
@@ -91,6 +92,7 @@ class Server:
         try:
             self._give_socket(module)
             self._watch_events(module)
+            validate.add_route(module)
         except Exception as error:
             self.problem = f"ComfyUI's server is not as expected: {type(error).__name__}: {error}"
             log(self.problem)
@@ -132,12 +134,13 @@ class Server:
 
     # ---- our side ----
 
-    def request(self, method: str, path: str, body: Any = None) -> Any:
+    def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
         """The JSON that ComfyUI answers. ServerError."""
         data = None if body is None else json.dumps(body).encode()
+        sent = {**({} if data is None else {"Content-Type": "application/json"}), **(headers or {})}
         connection = http.client.HTTPConnection(self._connect_to(), self.port, timeout=REQUEST_TIMEOUT_S)
         try:
-            connection.request(method, path, data, {"Content-Type": "application/json"} if data is not None else {})
+            connection.request(method, path, data, sent)
             answer = connection.getresponse()
             text = answer.read(ANSWER_MAX + 1)
         except (OSError, http.client.HTTPException) as error:

@@ -1,0 +1,195 @@
+/* Paths and fields: pure functions on bytes of a stranger. */
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "match.h"
+
+#include "frame.h"
+
+#define STATUS_BAD 400u
+#define STATUS_URI_TOO_LONG 414u
+#define STATUS_NO_MEMORY 503u
+
+bool rv_front_path_matches(const char *const *segments, unsigned count, const char *pattern)
+{
+    unsigned i = 0;
+
+    for (;; i++) {
+        size_t n = strcspn(pattern, "/");
+
+        if (n == 2 && strncmp(pattern, "**", 2) == 0)
+            return true;
+        if (n == 0)
+            return i == count;
+        if (i == count || (!(n == 1 && *pattern == '*') &&
+                           (strlen(segments[i]) != n || strncmp(segments[i], pattern, n) != 0)))
+            return false;
+        pattern += n;
+        if (*pattern == '/')
+            pattern++;
+    }
+}
+
+/* ---- targets ---------------------------------------------------------------------------------------------------- */
+
+static int digit_of(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : (c | 0x20) >= 'a' && (c | 0x20) <= 'f' ? (c | 0x20) - 'a' + 10 : -1;
+}
+
+/* Decodes in place. False = a bad escape, a NUL, or no UTF-8. */
+static bool decode(char *text, bool plus_is_blank)
+{
+    char *to = text;
+
+    for (const char *p = text; *p; p++) {
+        if (*p == '%') {
+            int high = digit_of(p[1]), low = high < 0 ? -1 : digit_of(p[2]);
+
+            if (low < 0 || (high == 0 && low == 0))
+                return false;
+            *to++ = (char)(high * 16 + low);
+            p += 2;
+        } else {
+            *to++ = *p == '+' && plus_is_blank ? ' ' : *p;
+        }
+    }
+    *to = '\0';
+    return rv_text_is_valid(text);
+}
+
+static unsigned split_path(char *path, struct rv_http_target *target, const char **why)
+{
+    char *rest = path + 1, *segment;
+
+    if (*rest == '\0')
+        return 0;
+    while ((segment = strsep(&rest, "/"))) {
+        if (!decode(segment, false)) {
+            *why = "the path has a bad escape, or is no UTF-8";
+            return STATUS_BAD;
+        }
+        if (strcmp(segment, ".") == 0 || strcmp(segment, "..") == 0) {
+            *why = "the path has . or .. in it";
+            return STATUS_BAD;
+        }
+        if (target->segment_count < RV_HTTP_SEGMENTS_MAX)
+            target->segments[target->segment_count++] = segment;
+    }
+    return 0;
+}
+
+static unsigned split_query(char *query, struct rv_http_target *target, const char **why)
+{
+    char *pair;
+
+    while ((pair = strsep(&query, "&"))) {
+        char *value = strchr(pair, '=');
+
+        if (*pair == '\0')
+            continue;
+        if (value)
+            *value++ = '\0';
+        if (!decode(pair, true) || (value && !decode(value, true))) {
+            *why = "the query has a bad escape, or is no UTF-8";
+            return STATUS_BAD;
+        }
+        if (target->query_count == RV_HTTP_QUERY_MAX || rv_http_query(target, pair))
+            continue;
+        target->query[target->query_count].name = pair;
+        target->query[target->query_count++].value = value ? value : "";
+    }
+    return 0;
+}
+
+static bool strip_api(struct rv_http_target *target)
+{
+    if (target->segment_count == 0 || strcmp(target->segments[0], "api") != 0)
+        return false;
+    target->segment_count--;
+    memmove(target->segments, target->segments + 1, target->segment_count * sizeof(target->segments[0]));
+    return true;
+}
+
+unsigned rv_front_parse_target(const char *uri, size_t length, struct rv_http_target *ret_target, bool *ret_api,
+                               const char **why)
+{
+    struct rv_http_target target = {0};
+    unsigned status;
+    char *query;
+
+    *why = "";
+    if (length > RV_HTTP_URI_MAX) {
+        *why = "the request's target has more than 8 KiB";
+        return STATUS_URI_TOO_LONG;
+    }
+    if (length == 0 || uri[0] != '/') {
+        *why = "the request's target must begin with /";
+        return STATUS_BAD;
+    }
+    for (size_t i = 0; i < length; i++) {
+        if ((unsigned char)uri[i] <= ' ' || (unsigned char)uri[i] >= 0x7f || uri[i] == '#') {
+            *why = "the request's target has a character that must be escaped";
+            return STATUS_BAD;
+        }
+    }
+    target.text = strndup(uri, length);
+    if (!target.text) {
+        *why = "no memory for the request";
+        return STATUS_NO_MEMORY;
+    }
+    query = strchr(target.text, '?');
+    if (query)
+        *query++ = '\0';
+    status = split_path(target.text, &target, why);
+    if (!status && query)
+        status = split_query(query, &target, why);
+    if (status) {
+        free(target.text);
+        return status;
+    }
+    *ret_api = strip_api(&target);
+    *ret_target = target;
+    return 0;
+}
+
+/* ---- fields ----------------------------------------------------------------------------------------------------- */
+
+static bool same_word(const char *text, size_t length, const char *word)
+{
+    return length == strlen(word) && strncasecmp(text, word, length) == 0;
+}
+
+/* `Connection` names further fields that are for the next neighbour only. */
+static bool is_listed(const char *name, size_t length, const char *list, size_t list_length)
+{
+    size_t at = 0;
+
+    while (at < list_length) {
+        size_t begin = at, end;
+
+        while (at < list_length && list[at] != ',')
+            at++;
+        end = at++;
+        while (begin < end && (list[begin] == ' ' || list[begin] == '\t'))
+            begin++;
+        while (end > begin && (list[end - 1] == ' ' || list[end - 1] == '\t'))
+            end--;
+        if (end - begin == length && strncasecmp(list + begin, name, length) == 0)
+            return true;
+    }
+    return false;
+}
+
+bool rv_front_field_is_hop(const char *name, size_t length, const char *connection, size_t connection_length)
+{
+    static const char *const hops[] = {"Connection",        "Keep-Alive", "Proxy-Connection", "TE", "Trailer",
+                                       "Transfer-Encoding", "Upgrade",    "Proxy-Authenticate",
+                                       "Proxy-Authorization"};
+
+    for (unsigned i = 0; i < sizeof(hops) / sizeof(hops[0]); i++)
+        if (same_word(name, length, hops[i]))
+            return true;
+    return is_listed(name, length, connection, connection_length);
+}

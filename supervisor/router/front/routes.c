@@ -1,0 +1,87 @@
+/* The table of paths: ComfyUI's API, and what becomes of each part of it. The first row that matches counts. */
+#include <string.h>
+
+#include "front.h"
+
+#define SMALL RV_FRONT_BODY_MAX
+
+/* clang-format off */
+static const struct rv_front_route routes[] = {
+#ifdef RV_FRONT_HAS_PROMPTS
+    /* A prompt is a job: of all workers there is one queue and one history. */
+    {"GET",  "prompt",              RV_FRONT_HANDLE, false, 0, rv_front_prompt_get},
+    {"POST", "prompt",              RV_FRONT_HANDLE, false, RV_FRONT_PROMPT_MAX, rv_front_prompt_post},
+    {"GET",  "queue",               RV_FRONT_HANDLE, false, 0, rv_front_queue_get},
+    {"POST", "queue",               RV_FRONT_HANDLE, false, SMALL, rv_front_queue_post},
+    {"POST", "interrupt",           RV_FRONT_HANDLE, false, SMALL, rv_front_interrupt},
+    {"GET",  "history",             RV_FRONT_HANDLE, false, 0, rv_front_history_get},
+    {"GET",  "history/*",           RV_FRONT_HANDLE, false, 0, rv_front_history_get_one},
+    {"POST", "history",             RV_FRONT_HANDLE, false, SMALL, rv_front_history_post},
+    {"GET",  "jobs",                RV_FRONT_HANDLE, true,  0, rv_front_jobs_list},
+    {"POST", "jobs/cancel",         RV_FRONT_HANDLE, true,  SMALL, rv_front_jobs_cancel_many},
+    {"GET",  "jobs/*",              RV_FRONT_HANDLE, true,  0, rv_front_jobs_get},
+    {"POST", "jobs/*/cancel",       RV_FRONT_HANDLE, true,  SMALL, rv_front_jobs_cancel},
+#endif
+#ifdef RV_FRONT_HAS_WS
+    {"GET",  "ws",                  RV_FRONT_HANDLE, false, 0, rv_front_ws_open},
+#endif
+    /* The users' files, and what only one worker may change: the primary, which is what is not named here gets too. */
+    {"",     "**",                  RV_FRONT_PRIMARY, false, 0, NULL},
+};
+/* clang-format on */
+
+const struct rv_front_route *rv_front_find_route(const char *method, const char *const *segments, unsigned count,
+                                                 bool api)
+{
+    const char *wanted = strcmp(method, "HEAD") == 0 ? "GET" : method;
+    unsigned i = 0;
+
+    while (i + 1 < sizeof(routes) / sizeof(routes[0]) &&
+           ((routes[i].only_api && !api) || (routes[i].method[0] && strcmp(routes[i].method, wanted) != 0) ||
+            !rv_front_path_matches(segments, count, routes[i].path)))
+        i++;
+    return &routes[i];
+}
+
+/* ---- what a request must satisfy -------------------------------------------------------------------------------- */
+
+static bool is_ours(const char *uri, const char *path)
+{
+    size_t n = strlen(path);
+
+    return strncmp(uri, path, n) == 0 && (uri[n] == '\0' || uri[n] == '/' || uri[n] == '?');
+}
+
+bool rv_front_check(struct rv_http_request *request, const char *method, const struct rv_http_head *head)
+{
+    static const char *const ours[] = {"/healthz", "/readyz", "/metrics", "/resvisor"};
+    const struct rv_front_route *route = &routes[sizeof(routes) / sizeof(routes[0]) - 1];
+    const char *why = "";
+    unsigned status;
+
+    if (!request->http->router->front)
+        return false;
+    for (unsigned i = 0; i < sizeof(ours) / sizeof(ours[0]); i++)
+        if (is_ours(request->uri, ours[i]))
+            return false;
+    request->front = route; /* from here on errors have ComfyUI's shape */
+    status = rv_front_parse_target(request->uri, request->uri_length, &request->target, &request->api, &why);
+    if (status) {
+        rv_http_refuse(request, status, RV_CODE(BAD_REQUEST), "%s", why);
+        return true;
+    }
+    if (!rv_http_check_client(request, head))
+        return true;
+    route = rv_front_find_route(method, request->target.segments, request->target.segment_count, request->api);
+    request->front = route;
+    if (route->action == RV_FRONT_HANDLE) {
+        request->body_max = route->body_max;
+        if (request->framing.length > route->body_max) {
+            rv_http_refuse(request, 0, RV_CODE(TOO_LARGE), "the request's body is larger than %u KiB",
+                           route->body_max / 1024);
+            return true;
+        }
+    }
+    request->close = !request->framing.keep_alive;
+    return true;
+}
