@@ -1,11 +1,11 @@
 /*
  * What tests/bench/proxy measures with: a backend that costs little, and clients of it, on loopback.
  *
- *   bench_proxy backend PORT                               a server; ends when its standard input does
- *   bench_proxy latency PORT PATH ROUNDS                   one connection, GET, time of each
- *   bench_proxy rate PORT CONNECTIONS MS PATH [BODY-FILE]  GET, or POST of the file, by several connections at once
- *   bench_proxy download PORT PATH                         time of one large answer
- *   bench_proxy upload PORT PATH BYTES                     time of one large body
+ *   bench_proxy backend PORT | fd:N                        a server, there or at a socket that listens; ends with its
+ * stdin bench_proxy latency PORT PATH ROUNDS                   one connection, GET, time of each bench_proxy rate PORT
+ * CONNECTIONS MS PATH [BODY-FILE]  GET, or POST of the file, by several connections at once bench_proxy download PORT
+ * PATH                         time of one large answer bench_proxy upload PORT PATH BYTES                     time of
+ * one large body
  *
  * The backend answers GET /…?bytes=N with N bytes, a POST with `{}` when its body has come, and else with 64 bytes.
  */
@@ -82,7 +82,8 @@ struct message {
     long long rest; /* of the body, still to come */
 };
 
-/* Takes bytes of it, at most message_room(); true = it is whole. What follows a whole message is a fault of the peer. */
+/* Takes bytes of it, at most message_room(); true = it is whole. What follows a whole message is a fault of the peer.
+ */
 static bool message_take(struct message *m, const char *bytes, size_t length)
 {
     char *end;
@@ -196,16 +197,26 @@ static void serve(int epoll, struct connection *c, uint32_t events)
     }
 }
 
-static int command_backend(int count, char **args)
+static int open_listener(const char *where)
 {
     struct sockaddr_in address;
-    int listener = new_socket(args[0], &address), epoll = epoll_create1(EPOLL_CLOEXEC);
+    int s;
+
+    if (strncmp(where, "fd:", 3) == 0)
+        return (int)bench_number(where + 3);
+    s = new_socket(where, &address);
+    if (bind(s, (const struct sockaddr *)&address, sizeof(address)) < 0 || listen(s, 256) < 0)
+        bench_fail("port %s: %s", where, strerror(errno));
+    return s;
+}
+
+static int command_backend(int count, char **args)
+{
+    int listener = open_listener(args[0]), epoll = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event events[EVENTS];
     char end;
 
     (void)count;
-    if (bind(listener, (const struct sockaddr *)&address, sizeof(address)) < 0 || listen(listener, 256) < 0)
-        bench_fail("port %s: %s", args[0], strerror(errno));
     watch(epoll, EPOLL_CTL_ADD, listener, EPOLLIN, &listener);
     watch(epoll, EPOLL_CTL_ADD, STDIN_FILENO, EPOLLIN, &end);
     (void)printf("{\"ready\": true}\n");
@@ -220,6 +231,10 @@ static int command_backend(int count, char **args)
                 struct connection *c = calloc(1, sizeof(*c));
                 int on = 1, fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
+                if (fd < 0 && errno == EAGAIN) {
+                    free(c);
+                    continue;
+                }
                 if (!c || fd < 0)
                     bench_fail("accept: %s", strerror(errno));
                 (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
@@ -418,7 +433,8 @@ int main(int argc, char **argv)
     for (size_t i = 0; argc > 1 && i < sizeof(commands) / sizeof(commands[0]); i++)
         if (strcmp(argv[1], commands[i].name) == 0 && argc - 2 >= commands[i].least && argc - 2 <= commands[i].most)
             return commands[i].run(argc - 2, argv + 2);
-    (void)fprintf(stderr, "usage: bench_proxy backend PORT | latency PORT PATH ROUNDS | rate PORT CONNECTIONS MS PATH "
-                          "[BODY-FILE] | download PORT PATH | upload PORT PATH BYTES\n");
+    (void)fprintf(stderr,
+                  "usage: bench_proxy backend PORT|fd:N | latency PORT PATH ROUNDS | rate PORT CONNECTIONS MS PATH "
+                  "[BODY-FILE] | download PORT PATH | upload PORT PATH BYTES\n");
     return 2;
 }
