@@ -5,7 +5,7 @@
 #define RV_PROTOCOL_VERSION 1u
 
 #define RV_FRAME_MAX (64u * 1024)       /* one SEQPACKET message */
-#define RV_BODY_MAX (16u * 1024 * 1024) /* one spilled body */
+#define RV_BODY_MAX (17u * 1024 * 1024) /* one spilled body: a prompt of 16 MiB, and what goes with it */
 #define RV_UNPACK_BASE (16u * 1024)     /* memory that one unpacked message may take: this much, and */
 #define RV_UNPACK_FACTOR 16u            /* so many times its length (honest lists of small records need 8) */
 #define RV_FRAME_FDS_MAX 16u            /* descriptors per message (the kernel's limit is 253) */

@@ -216,6 +216,7 @@ struct setup {
     Rv__RouterSetup message;
     Rv__TypeSetup types[RV_TYPES_MAX];
     Rv__TypeSetup *type_pointers[RV_TYPES_MAX];
+    char *model_files[RV_TYPES_MAX][RV_TYPE_MODELS_MAX];
     char *workers[RV_TYPES_MAX * RV_WORKERS_PER_TYPE_MAX];
     char control[RV_PATH_MAX], rpc[RV_PATH_MAX], events[RV_PATH_MAX], token[TOKEN_MAX + 1], http_token[TOKEN_MAX + 1];
     Rv__MarkedJob jobs[RV_JOB_LEDGER_MAX];
@@ -235,6 +236,14 @@ static void read_token(const char *path, char token[TOKEN_MAX + 1])
         (void)close(fd);
 }
 
+static char *model_path(const struct rv_config *config, const char *name)
+{
+    for (uint32_t i = 0; i < config->model_count; i++)
+        if (strcmp(config->models[i].name, name) == 0)
+            return config->models[i].path;
+    return (char *)name;
+}
+
 static void setup_types(struct rv_supervisor *s, struct setup *setup)
 {
     for (uint32_t i = 0; i < s->config->type_count; i++) {
@@ -249,6 +258,12 @@ static void setup_types(struct rv_supervisor *s, struct setup *setup)
         t->n_models = type->model_count;
         t->models = (char **)type->models;
         t->kind = type->kind;
+        t->n_accepts = type->accept_count;
+        t->accepts = (char **)type->accepts;
+        for (uint32_t k = 0; k < type->model_count; k++)
+            setup->model_files[i][k] = model_path(s->config, type->models[k]);
+        t->n_model_files = type->model_count;
+        t->model_files = setup->model_files[i];
         t->state = (char *)rv_worker_state_name(rv_type_state(s, type->name));
         setup->type_pointers[i] = t;
     }

@@ -11,6 +11,7 @@
 
 #include "clock.h"
 #include "front/front.h"
+#include "graph_route.h"
 #include "log.h"
 #include "router.h"
 
@@ -41,6 +42,10 @@ static int add_type(struct rv_router *router, const Rv__TypeSetup *setup)
     type->failed = strcmp(setup->state, "FAILED") == 0;
     type->is_comfyui = strcmp(setup->kind, "comfyui") == 0;
     type->is_primary = setup->primary;
+    for (size_t i = 0; i < setup->n_accepts; i++)
+        type->accepts |= rv_route_accepts(setup->accepts[i]);
+    type->files = (const char *const *)setup->model_files;
+    type->file_count = (uint32_t)setup->n_model_files;
     TAILQ_INIT(&type->queue);
     router->type_count++;
     return 0;
@@ -260,8 +265,8 @@ void rv_jobs_end(struct rv_router *router, struct rv_job_record *job, const stru
     }
     job->worker = NULL;
     job->pending = false;
+    job->ended_us = rv_now_us();
     free_timer(job);
-    free_submit(router, job);
     set_error(job, err);
     if (code == 0) /* the last report may have been thinned out */
         job->progress_done = job->progress_total;
@@ -273,9 +278,10 @@ void rv_jobs_end(struct rv_router *router, struct rv_job_record *job, const stru
         if (code == 0)
             ++*(job->read_bytes ? &job->type->cold_runs : &job->type->warm_runs);
     }
-    job->ended_us = rv_now_us();
     if (job->run_us == 0 && job->started_us)
         job->run_us = job->ended_us - job->started_us;
+    rv_front_job_ending(router, job);
+    free_submit(router, job);
     TAILQ_INSERT_TAIL(&router->ended, job, ended_link);
     if (job->attempts > 0 && !job->marked_ended)
         rv_jobs_mark(router, job, true);

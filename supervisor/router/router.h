@@ -60,6 +60,9 @@ struct rv_type {
     uint64_t job_timeout_us, cancel_timeout_us; /* 0 = no job timeout */
     char first_model[RV_NAME_MAX + 1];          /* "" = the type has none */
     bool is_comfyui, is_primary;
+    unsigned accepts; /* graph_route.h */
+    const char *const *files;
+    uint32_t file_count;
     bool failed;
     char detail[RV_ERROR_TEXT_MAX / 2]; /* why it failed */
     struct rv_job_list queue;           /* highest priority first, oldest first inside */

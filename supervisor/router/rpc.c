@@ -112,7 +112,7 @@ static int answer_or_wait(struct call *call, struct rv_job_record *job, uint64_t
 static int do_submit(struct call *call, struct rv_error *err)
 {
     struct rv_job_record *job = NULL;
-    int r = rv_submit_accept(call->router, call->request->submit, &job, err, &call->retry_after_ms);
+    int r = rv_submit_accept(call->router, call->request->submit, NULL, &job, err, &call->retry_after_ms);
 
     return r < 0 ? r : answer_or_wait(call, job, call->request->submit->wait_ms, err);
 }

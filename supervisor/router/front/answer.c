@@ -1,4 +1,5 @@
 /* Answers in ComfyUI's shape, and waiting for them. */
+#include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,6 +66,24 @@ void rv_front_answer_not_ready(struct rv_http_request *request, const struct rv_
     else
         rv_front_answer_error(request, 503, "worker_not_ready", "try again in a moment", RV_FRONT_RETRY_MS,
                               "no worker of type %s is ready: it is starting or restarting", of->name);
+}
+
+void rv_front_answer_failure(struct rv_http_request *request, const char *worker, int r)
+{
+    if (r == -ECONNREFUSED)
+        rv_front_answer_error(request, 503, "worker_not_ready", "try again in a moment", RV_FRONT_RETRY_MS,
+                              "worker %s cannot be reached: it is restarting, or its server has ended", worker);
+    else if (r == -ETIMEDOUT)
+        rv_front_answer_error(request, 504, "worker_timeout", "`resvisor status` says what it does", 0,
+                              "worker %s does not answer: it was silent for too long", worker);
+    else if (r == -ECONNRESET || r == 0)
+        rv_front_answer_error(request, 502, "worker_died", "`resvisor status` and `resvisor logs` say more",
+                              RV_FRONT_RETRY_MS, "worker %s closed the connection before its answer was there", worker);
+    else if (r == -ENOMEM)
+        rv_http_refuse(request, 0, RV_CODE(NO_MEMORY), "no memory for the answer of worker %s", worker);
+    else
+        rv_front_answer_error(request, 502, "worker_answer_invalid", "", 0,
+                              "worker %s's answer is too large, or is not HTTP as it should be", worker);
 }
 
 void rv_front_wait(struct rv_http_request *request, void (*gone)(void *context), void *context)

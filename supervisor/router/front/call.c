@@ -92,6 +92,8 @@ static int prepare(struct rv_front_call *call, struct rv_front *front, struct rv
         curl_easy_setopt(easy, CURLOPT_POSTFIELDS, call->body);
         curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE_LARGE, (curl_off_t)options->length);
         r = rv_front_transfer_field(&call->transfer, type, strlen(type), content, strlen(content));
+    } else if (strcmp(options->method, "HEAD") == 0) {
+        curl_easy_setopt(easy, CURLOPT_NOBODY, 1L);
     } else if (strcmp(options->method, "POST") == 0) {
         curl_easy_setopt(easy, CURLOPT_POST, 1L);
         curl_easy_setopt(easy, CURLOPT_POSTFIELDSIZE, 0L);

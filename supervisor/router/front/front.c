@@ -24,7 +24,7 @@ static struct rv_type *find_primary(struct rv_router *router)
 static int open_parts(struct rv_front *front, struct rv_error *err)
 {
     static int (*const parts[])(struct rv_front *) = {
-        rv_front_upstream_init,
+        rv_front_upstream_init, rv_front_merges_init, rv_front_owners_init,
 #ifdef RV_FRONT_HAS_PROMPTS
         rv_front_prompts_init,
 #endif
@@ -80,6 +80,8 @@ void rv_front_close(struct rv_router *router)
 #ifdef RV_FRONT_HAS_PROMPTS
     rv_front_prompts_fini(front);
 #endif
+    rv_front_owners_fini(front);
+    rv_front_merges_fini(front);
     rv_front_upstream_fini(front);
     free(front);
     router->front = NULL;
@@ -91,6 +93,7 @@ void rv_front_worker_ready(struct rv_router *router, struct rv_worker_entry *wor
 {
     if (!router->front || !rv_front_worker_port(worker))
         return;
+    rv_front_merges_worker_changed(router->front, worker);
 #ifdef RV_FRONT_HAS_WS
     rv_front_ws_worker_ready(router->front, worker);
 #endif
@@ -100,8 +103,20 @@ void rv_front_worker_gone(struct rv_router *router, struct rv_worker_entry *work
 {
     if (!router->front || !rv_front_worker_port(worker))
         return;
+    rv_front_merges_worker_changed(router->front, worker);
 #ifdef RV_FRONT_HAS_WS
     rv_front_ws_worker_gone(router->front, worker);
+#endif
+}
+
+void rv_front_job_ending(struct rv_router *router, struct rv_job_record *job)
+{
+#ifdef RV_FRONT_HAS_PROMPTS
+    if (router->front)
+        rv_front_prompts_job_ending(router->front, job);
+#else
+    (void)router;
+    (void)job;
 #endif
 }
 
@@ -109,10 +124,9 @@ void rv_front_job_ended(struct rv_router *router, struct rv_job_record *job)
 {
     if (!router->front)
         return;
+    rv_front_owners_job_ended(router->front, job);
 #ifdef RV_FRONT_HAS_WS
     rv_front_ws_job_ended(router->front, job);
-#else
-    (void)job;
 #endif
 }
 

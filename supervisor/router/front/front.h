@@ -6,8 +6,9 @@
  *   front.c      start and end, hooks, which worker is asked      routes.c   the table of paths
  *   answer.c     answers in ComfyUI's shape, waiting              match.c    paths and fields (pure functions)
  *   proxy.c      a request and its answer, streamed both ways     upstream.c libcurl in the loop
- *   call.c       a small request of our own to a worker           merge.c    answers out of several workers'
- *   owner.c      which worker has a file or a node class          restart.c  reboot routes become an orderly restart
+ *   call.c       a small request of our own to a worker           gather.c   the same one to several
+ *   merge.c      answers out of several workers'                  join.c     their JSON (pure functions)
+ *   owner.c      which worker has a file                          restart.c  reboot routes become an orderly restart
  *   prompt.c, queue.c, history.c, jobs_api.c   prompts are jobs   ws*.c      the WebSocket
  *
  * How a handler gets a request and answers it
@@ -30,6 +31,8 @@
 #define RV_FRONT_PROMPT_MAX (16u * 1024 * 1024) /* bytes of a body of POST /prompt: workflows embed images */
 #define RV_FRONT_BODY_MAX (1024u * 1024)        /* of other bodies that are read here */
 #define RV_FRONT_ANSWER_MAX (64ull * 1024 * 1024) /* of a worker's answer that is read here, as object_info is */
+#define RV_FRONT_TYPE_FIELD "X-Resvisor-Type" /* of a request: a worker of that type shall answer */
+#define RV_FRONT_WORKER_FIELD "X-Resvisor-Worker" /* that worker: "image/0" */
 #define RV_FRONT_RETRY_MS 2000u                 /* Retry-After while a worker starts */
 
 struct rv_front_upstream; /* upstream.c */
@@ -62,6 +65,7 @@ void rv_front_close(struct rv_router *router);
 /* What others tell; each may be called with router->front == NULL. */
 void rv_front_worker_ready(struct rv_router *router, struct rv_worker_entry *worker);
 void rv_front_worker_gone(struct rv_router *router, struct rv_worker_entry *worker); /* freed afterwards */
+void rv_front_job_ending(struct rv_router *router, struct rv_job_record *job); /* its submit is still there */
 void rv_front_job_ended(struct rv_router *router, struct rv_job_record *job); /* state and error are set, submit is gone */
 void rv_front_job_removed(struct rv_router *router, struct rv_job_record *job); /* freed afterwards: free job->prompt */
 void rv_front_queue_changed(struct rv_router *router); /* a job was queued, was started, or has ended */
@@ -90,7 +94,7 @@ enum rv_front_action {
     RV_FRONT_HANDLE,  /* the body is read here, then the handler is called */
     RV_FRONT_PRIMARY, /* passed on to the primary worker */
     RV_FRONT_ANY,     /* passed on to the primary, or to another ready worker */
-    RV_FRONT_CHOSEN,  /* passed on to the worker that route->choose names */
+    RV_FRONT_SEARCH,  /* the same; of a GET that it does not know (404), the other types are asked as well */
 };
 
 struct rv_front_route {
@@ -98,6 +102,7 @@ struct rv_front_route {
     const char *path;   /* without /api; a segment `*` stands for anything, `**` at the end for the rest */
     enum rv_front_action action;
     bool only_api;     /* not without /api */
+    bool operator;     /* needs the token, which must be there: as a restart by /resvisor/v1 does */
     uint32_t body_max; /* of HANDLE; 0 = no body */
     void (*handle)(struct rv_http_request *request);
 };
@@ -125,6 +130,9 @@ void rv_front_answer_rv_error(struct rv_http_request *request, const struct rv_e
 
 /* 503 with Retry-After: no worker is there that could answer. type = NULL: of the primary. */
 void rv_front_answer_not_ready(struct rv_http_request *request, const struct rv_type *type);
+
+/* A worker could not answer: r is a negative errno of rv_front_call. */
+void rv_front_answer_failure(struct rv_http_request *request, const char *worker, int r);
 
 /* Takes over `json`; keys keep their order. NULL = no memory: the connection ends. */
 void rv_front_answer_json(struct rv_http_request *request, unsigned status, json_t *json);
@@ -191,10 +199,32 @@ int rv_front_call(struct rv_front *front, struct rv_worker_entry *worker, const 
 /* `done` will not be called. Not from within `done`. */
 void rv_front_call_cancel(struct rv_front_call *call);
 
+/* ---- merge.c, owner.c, restart.c -------------------------------------------------------------------------------- */
+
+int rv_front_merges_init(struct rv_front *front);
+void rv_front_merges_fini(struct rv_front *front);
+
+/* Another process serves under its name, or none: what its type said of its nodes counts no more. */
+void rv_front_merges_worker_changed(struct rv_front *front, const struct rv_worker_entry *worker);
+void rv_front_object_info(struct rv_http_request *request);
+void rv_front_object_info_one(struct rv_http_request *request);
+void rv_front_extensions(struct rv_http_request *request);
+void rv_front_system_stats(struct rv_http_request *request);
+void rv_front_free(struct rv_http_request *request);
+
+int rv_front_owners_init(struct rv_front *front);
+void rv_front_owners_fini(struct rv_front *front);
+void rv_front_owners_job_ended(struct rv_front *front, const struct rv_job_record *job);
+void rv_front_view(struct rv_http_request *request);
+void rv_front_reboot(struct rv_http_request *request);
+
 /* ---- prompt.c, queue.c, history.c, jobs_api.c ------------------------------------------------------------------- */
 
 int rv_front_prompts_init(struct rv_front *front);
 void rv_front_prompts_fini(struct rv_front *front);
+
+/* A job that failed without a history of its own gets one, so that its error is seen. */
+void rv_front_prompts_job_ending(struct rv_front *front, struct rv_job_record *job);
 
 /* Frees job->prompt. */
 void rv_front_prompts_job_removed(struct rv_front *front, struct rv_job_record *job);

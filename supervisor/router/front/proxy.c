@@ -38,6 +38,7 @@ struct rv_front_exchange {
     bool answered;               /* the response was made: its reader takes from `down` */
     bool head_done;              /* of the answer, and not of a 1xx */
     bool too_large;              /* its head is */
+    bool asked[RV_TYPES_MAX]; /* types that did not know it */
     unsigned status;
     char *head; /* name NUL value NUL … */
     size_t head_length, head_room;
@@ -307,29 +308,55 @@ static void start_answer(struct rv_front_exchange *x)
 static void refuse(struct rv_front_exchange *x)
 {
     struct rv_http_request *request = x->request;
-    const struct rv_front_transfer *t = &x->transfer;
-    int r = rv_front_transfer_errno(t);
 
     x->answered = true;
     if (x->too_large)
         rv_front_answer_error(request, 502, "worker_answer_invalid", "", 0,
                               "the head of worker %s's answer has more than %u KiB", x->worker, HEAD_MAX / 1024);
-    else if (r == -ECONNREFUSED)
-        rv_front_answer_error(request, 503, "worker_not_ready", "try again in a moment", RV_FRONT_RETRY_MS,
-                              "worker %s cannot be reached: it is restarting, or its server has ended", x->worker);
-    else if (r == -ETIMEDOUT)
-        rv_front_answer_error(request, 504, "worker_timeout", "`resvisor status` says what it does", 0,
-                              "worker %s was silent for %llu s", x->worker,
-                              (unsigned long long)(t->limit_us / RV_SEC));
-    else if (r == -ECONNRESET || r == 0)
-        rv_front_answer_error(request, 502, "worker_died", "`resvisor status` and `resvisor logs` say more",
-                              RV_FRONT_RETRY_MS, "worker %s closed the connection before its answer was there",
-                              x->worker);
     else
-        rv_front_answer_error(request, 502, "worker_answer_invalid", t->error, 0,
-                              "worker %s's answer is not HTTP as it should be", x->worker);
+        rv_front_answer_failure(request, x->worker, rv_front_transfer_errno(&x->transfer));
     if (!x->up_ended)
         request->close = true;
+}
+
+static int prepare(struct rv_front_exchange *x, struct rv_worker_entry *worker);
+
+/* The worker does not know it: a worker of a type that has not been asked; NULL = none, or the route does not say so. */
+static struct rv_worker_entry *next_to_ask(struct rv_front_exchange *x)
+{
+    struct rv_front *front = x->transfer.front;
+    struct rv_router *router = front->router;
+    struct rv_worker_entry *worker = NULL;
+
+    if (x->request->front->action != RV_FRONT_SEARCH || x->status != 404 || x->request->framing.has_body)
+        return NULL;
+    for (unsigned i = 0; i < router->type_count && !worker; i++) {
+        if (!x->asked[i] && router->types[i].is_comfyui)
+            worker = rv_front_any(front, &router->types[i]);
+        x->asked[i] |= worker != NULL;
+    }
+    return worker;
+}
+
+/* True = the same question goes to another worker. */
+static bool ask_another(struct rv_front_exchange *x)
+{
+    struct rv_worker_entry *worker = next_to_ask(x);
+
+    if (!worker)
+        return false;
+    rv_front_transfer_fini(&x->transfer);
+    memset(&x->transfer, 0, sizeof(x->transfer));
+    drop_head(x);
+    x->down.begin = x->down.end = 0;
+    x->down_paused = false;
+    x->status = 0;
+    if (prepare(x, worker) < 0 || rv_front_transfer_start(&x->transfer) < 0) {
+        x->transfer.done = true;
+        x->transfer.result = CURLE_OUT_OF_MEMORY;
+        rv_front_touch(&x->transfer);
+    }
+    return true;
 }
 
 /* libcurl has returned, and something has changed. */
@@ -338,6 +365,8 @@ static void advance(struct rv_front_transfer *transfer)
     struct rv_front_exchange *x = exchange_of(transfer);
     struct rv_http_request *request = x->request;
 
+    if (!x->answered && x->head_done && ask_another(x))
+        return;
     if (!x->answered && x->head_done && !x->too_large)
         start_answer(x);
     else if (!x->answered && transfer->done)
@@ -475,6 +504,7 @@ void rv_front_pass_on_to(struct rv_http_request *request, struct rv_worker_entry
         rv_http_refuse(request, 0, RV_CODE(NO_MEMORY), "no memory to pass the request on");
     } else {
         request->exchange = x;
+        x->asked[worker->type - request->http->router->types] = true;
         if (rv_front_transfer_start(&x->transfer) < 0)
             rv_http_refuse(request, 0, RV_CODE(NO_MEMORY), "no memory to pass the request on");
     }
@@ -484,25 +514,47 @@ void rv_front_pass_on_to(struct rv_http_request *request, struct rv_worker_entry
         rv_http_resume(request);
 }
 
-void rv_front_pass_on(struct rv_http_request *request)
+/* The worker that the client names, or that the route says. False = what it names is not there; NULL = not ready. */
+static bool choose(struct rv_http_request *request, struct rv_worker_entry **ret_worker, const struct rv_type **ret_type)
 {
     struct rv_front *front = request->http->router->front;
-    struct rv_worker_entry *worker = NULL;
+    const char *name = MHD_lookup_connection_value(request->connection, MHD_HEADER_KIND, RV_FRONT_WORKER_FIELD);
+    const char *type = MHD_lookup_connection_value(request->connection, MHD_HEADER_KIND, RV_FRONT_TYPE_FIELD);
+    struct rv_worker_entry *worker;
 
-    switch (request->front->action) {
-    case RV_FRONT_PRIMARY:
-        worker = rv_front_primary(front);
-        break;
-    case RV_FRONT_ANY:
-        worker = rv_front_any(front, NULL);
-        break;
-    default:
-        break;
+    if (name) {
+        TAILQ_FOREACH (worker, &front->router->workers, link)
+            if (worker->type && worker->type->is_comfyui && strcmp(worker->name, name) == 0)
+                break;
+        if (!worker)
+            return false;
+        *ret_type = worker->type;
+        *ret_worker = rv_front_worker_is_ready(worker) ? worker : NULL;
+        return true;
     }
-    if (worker)
+    if (type) {
+        *ret_type = rv_types_find(front->router, type);
+        if (!*ret_type || !(*ret_type)->is_comfyui)
+            return false;
+        *ret_worker = rv_front_any(front, *ret_type);
+        return true;
+    }
+    *ret_worker = request->front->action == RV_FRONT_PRIMARY ? rv_front_primary(front) : rv_front_any(front, NULL);
+    return true;
+}
+
+void rv_front_pass_on(struct rv_http_request *request)
+{
+    struct rv_worker_entry *worker = NULL;
+    const struct rv_type *type = NULL;
+
+    if (!choose(request, &worker, &type))
+        rv_front_answer_error(request, 400, "unknown_worker", "`resvisor status` lists types and workers", 0,
+                              "the request names a type or worker of ComfyUI that is not there");
+    else if (worker)
         rv_front_pass_on_to(request, worker);
     else
-        rv_front_answer_not_ready(request, NULL);
+        rv_front_answer_not_ready(request, type);
 }
 
 size_t rv_front_take(struct rv_http_request *request, const char *data, size_t length)

@@ -9,24 +9,44 @@
 static const struct rv_front_route routes[] = {
 #ifdef RV_FRONT_HAS_PROMPTS
     /* A prompt is a job: of all workers there is one queue and one history. */
-    {"GET",  "prompt",              RV_FRONT_HANDLE, false, 0, rv_front_prompt_get},
-    {"POST", "prompt",              RV_FRONT_HANDLE, false, RV_FRONT_PROMPT_MAX, rv_front_prompt_post},
-    {"GET",  "queue",               RV_FRONT_HANDLE, false, 0, rv_front_queue_get},
-    {"POST", "queue",               RV_FRONT_HANDLE, false, SMALL, rv_front_queue_post},
-    {"POST", "interrupt",           RV_FRONT_HANDLE, false, SMALL, rv_front_interrupt},
-    {"GET",  "history",             RV_FRONT_HANDLE, false, 0, rv_front_history_get},
-    {"GET",  "history/*",           RV_FRONT_HANDLE, false, 0, rv_front_history_get_one},
-    {"POST", "history",             RV_FRONT_HANDLE, false, SMALL, rv_front_history_post},
-    {"GET",  "jobs",                RV_FRONT_HANDLE, true,  0, rv_front_jobs_list},
-    {"POST", "jobs/cancel",         RV_FRONT_HANDLE, true,  SMALL, rv_front_jobs_cancel_many},
-    {"GET",  "jobs/*",              RV_FRONT_HANDLE, true,  0, rv_front_jobs_get},
-    {"POST", "jobs/*/cancel",       RV_FRONT_HANDLE, true,  SMALL, rv_front_jobs_cancel},
+    {"GET",  "prompt",              RV_FRONT_HANDLE, false, false, 0, rv_front_prompt_get},
+    {"POST", "prompt",              RV_FRONT_HANDLE, false, false, RV_FRONT_PROMPT_MAX, rv_front_prompt_post},
+    {"GET",  "queue",               RV_FRONT_HANDLE, false, false, 0, rv_front_queue_get},
+    {"POST", "queue",               RV_FRONT_HANDLE, false, false, SMALL, rv_front_queue_post},
+    {"POST", "interrupt",           RV_FRONT_HANDLE, false, false, SMALL, rv_front_interrupt},
+    {"GET",  "history",             RV_FRONT_HANDLE, false, false, 0, rv_front_history_get},
+    {"GET",  "history/*",           RV_FRONT_HANDLE, false, false, 0, rv_front_history_get_one},
+    {"POST", "history",             RV_FRONT_HANDLE, false, false, SMALL, rv_front_history_post},
+    {"GET",  "jobs",                RV_FRONT_HANDLE, true, false, 0, rv_front_jobs_list},
+    {"POST", "jobs/cancel",         RV_FRONT_HANDLE, true, false, SMALL, rv_front_jobs_cancel_many},
+    {"GET",  "jobs/*",              RV_FRONT_HANDLE, true, false, 0, rv_front_jobs_get},
+    {"POST", "jobs/*/cancel",       RV_FRONT_HANDLE, true, false, SMALL, rv_front_jobs_cancel},
 #endif
 #ifdef RV_FRONT_HAS_WS
-    {"GET",  "ws",                  RV_FRONT_HANDLE, false, 0, rv_front_ws_open},
+    {"GET",  "ws",                  RV_FRONT_HANDLE, false, false, 0, rv_front_ws_open},
 #endif
-    /* The users' files, and what only one worker may change: the primary, which is what is not named here gets too. */
-    {"",     "**",                  RV_FRONT_PRIMARY, false, 0, NULL},
+    /* What all have, in one answer. */
+    {"GET",  "object_info",         RV_FRONT_HANDLE, false, false, 0, rv_front_object_info},
+    {"GET",  "object_info/*",       RV_FRONT_HANDLE, false, false, 0, rv_front_object_info_one},
+    {"GET",  "extensions",          RV_FRONT_HANDLE, false, false, 0, rv_front_extensions},
+    {"GET",  "system_stats",        RV_FRONT_HANDLE, false, false, 0, rv_front_system_stats},
+    {"POST", "free",                RV_FRONT_HANDLE, false, false, SMALL, rv_front_free},
+    /* Files: inputs are in one folder, the rest is where it was made. */
+    {"GET",  "view",                RV_FRONT_HANDLE, false, false, 0, rv_front_view},
+    {"POST", "upload/image",        RV_FRONT_ANY, false, false, 0, NULL},
+    {"POST", "upload/mask",         RV_FRONT_ANY, false, false, 0, NULL},
+    /* The users' files, and what only one worker may change. */
+    {"",     "userdata/**",         RV_FRONT_PRIMARY, false, false, 0, NULL},
+    {"",     "v2/userdata/**",      RV_FRONT_PRIMARY, false, false, 0, NULL},
+    {"",     "settings/**",         RV_FRONT_PRIMARY, false, false, 0, NULL},
+    {"",     "users/**",            RV_FRONT_PRIMARY, false, false, 0, NULL},
+    {"",     "internal/**",         RV_FRONT_PRIMARY, false, false, 0, NULL},
+    /* Packs that restart ComfyUI. */
+    {"",     "manager/reboot",      RV_FRONT_HANDLE, false, true, SMALL, rv_front_reboot},
+    {"",     "v2/manager/reboot",   RV_FRONT_HANDLE, false, true, SMALL, rv_front_reboot},
+    /* Static files, models and lists of them, routes of packs: a read may be answered by anybody. */
+    {"GET",  "**",                  RV_FRONT_SEARCH, false, false, 0, NULL},
+    {"",     "**",                  RV_FRONT_PRIMARY, false, false, 0, NULL},
 };
 /* clang-format on */
 
@@ -70,9 +90,9 @@ bool rv_front_check(struct rv_http_request *request, const char *method, const s
         rv_http_refuse(request, status, RV_CODE(BAD_REQUEST), "%s", why);
         return true;
     }
-    if (!rv_http_check_client(request, head))
-        return true;
     route = rv_front_find_route(method, request->target.segments, request->target.segment_count, request->api);
+    if (!rv_http_check_client(request, head, route->operator ? RV_HTTP_OPERATOR : RV_HTTP_CLIENT))
+        return true;
     request->front = route;
     if (route->action == RV_FRONT_HANDLE) {
         request->body_max = route->body_max;

@@ -263,12 +263,12 @@ static struct rv_span between(const char *text, const char *from, const char *to
 bool rv_scan_next(const char *text, struct rv_span container, uint32_t *at, struct rv_span *ret_key,
                   struct rv_span *ret_value)
 {
-    const char *end = text + container.at + container.length - 1; /* the closing bracket */
-    const char *p = text + (*at ? *at : container.at + 1), *from;
+    const char *end, *p, *from;
 
     if (!rv_scan_is(text, container, '{') && !rv_scan_is(text, container, '['))
         return false;
-    p = blanks(p, end);
+    end = text + container.at + container.length - 1; /* the closing bracket */
+    p = blanks(text + (*at ? *at : container.at + 1), end);
     if (*at && p < end)
         p = blanks(p + 1, end); /* the comma */
     if (p >= end)
@@ -372,10 +372,12 @@ static unsigned take_character(const char *p, const char *end, char to[4], unsig
 
 bool rv_scan_equals(const char *text, struct rv_span span, const char *word)
 {
-    const char *p = text + span.at + 1, *end = text + span.at + span.length - 1;
+    const char *p, *end;
 
     if (!rv_scan_is(text, span, '"'))
         return false;
+    p = text + span.at + 1;
+    end = text + span.at + span.length - 1;
     while (p < end) {
         char bytes[4];
         unsigned n;
@@ -390,11 +392,13 @@ bool rv_scan_equals(const char *text, struct rv_span span, const char *word)
 
 int rv_scan_copy(const char *text, struct rv_span span, char *to, size_t size)
 {
-    const char *p = text + span.at + 1, *end = text + span.at + span.length - 1;
+    const char *p, *end;
     size_t used = 0;
 
     if (!rv_scan_is(text, span, '"'))
         return -EINVAL;
+    p = text + span.at + 1;
+    end = text + span.at + span.length - 1;
     while (p < end) {
         char bytes[4];
         unsigned n;

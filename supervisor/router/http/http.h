@@ -29,6 +29,12 @@ struct rv_front_exchange;
 struct rv_front_route;
 struct rv_http_route;
 
+enum rv_http_access {
+    RV_HTTP_OPEN,     /* without a token */
+    RV_HTTP_CLIENT,   /* with the token, if there is one */
+    RV_HTTP_OPERATOR, /* with the token, which must be there */
+};
+
 /* Makes the response out of a reply that has no error. */
 typedef void rv_http_render(struct rv_http_request *request, const Resvisor__V1__Reply *reply, int fd);
 
@@ -112,15 +118,9 @@ void rv_http_suspend(struct rv_http_request *request);
 void rv_http_check(struct rv_http_request *request, const char *method, const char *version);
 
 /* Of the parts of a check, for front/: false = refused, and the response says so. */
-bool rv_http_check_client(struct rv_http_request *request, const struct rv_http_head *head);
+bool rv_http_check_client(struct rv_http_request *request, const struct rv_http_head *head, enum rv_http_access access);
 
 /* ---- v1.c ------------------------------------------------------------------------------------------------------- */
-
-enum rv_http_access {
-    RV_HTTP_OPEN,     /* without a token */
-    RV_HTTP_CLIENT,   /* with the token, if there is one */
-    RV_HTTP_OPERATOR, /* with the token, which must be there */
-};
 
 struct rv_http_route {
     const char *method, *path; /* a segment `*` stands for anything */

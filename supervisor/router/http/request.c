@@ -104,9 +104,9 @@ static bool check_browser(struct rv_http_request *request, const struct rv_http_
     return true;
 }
 
-bool rv_http_check_client(struct rv_http_request *request, const struct rv_http_head *head)
+bool rv_http_check_client(struct rv_http_request *request, const struct rv_http_head *head, enum rv_http_access access)
 {
-    return check_browser(request, head) && check_token(request, head, RV_HTTP_CLIENT);
+    return check_browser(request, head) && check_token(request, head, access);
 }
 
 static bool check_content(struct rv_http_request *request, const struct rv_http_head *head,
