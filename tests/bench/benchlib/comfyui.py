@@ -345,7 +345,8 @@ def memory(context):
     place = Place(context)
     for path in place.models:
         warm_cache(path)
-    ours, plain = ([measure(count) for count in (1, 2)] for measure in (lambda n: ours_pss(context, place, n), lambda n: plain_pss(place, n)))
+    ours = [ours_pss(context, place, count) for count in (1, 2)]
+    plain = [plain_pss(place, count) for count in (1, 2)]
     more = ours[1] - ours[0]
     return [
         Row("comfyui-memory", f"PSS of one worker with a model of {place.model_mib:.0f} MiB", ours[0], "MiB", [("plain", plain[0])]),

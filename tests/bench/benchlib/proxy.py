@@ -62,6 +62,16 @@ def pin(pid, where):
             os.sched_setaffinity(int(task), where)
 
 
+def cpu_seconds(pid):
+    """Of a process with all its threads and children."""
+    total = 0
+    for each in {pid, *procfs.descendants(pid)}:
+        for task in os.listdir(f"/proc/{each}/task"):
+            with open(f"/proc/{each}/task/{task}/schedstat") as line:
+                total += int(line.read().split()[0])
+    return total / 1e9
+
+
 def answers(port):
     with contextlib.suppress(OSError):
         urllib.request.urlopen(f"http://127.0.0.1:{port}{SMALL}", timeout=READY_S).read()
@@ -71,7 +81,7 @@ def answers(port):
 
 @contextlib.contextmanager
 def other(name, context, backend, pinned):
-    """nginx or HAProxy in front of the backend; its port."""
+    """nginx or HAProxy in front of the backend: (port, pid)."""
     folder, port = context.work / name, free_port()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -87,7 +97,7 @@ def other(name, context, backend, pinned):
         wait_until(lambda: answers(port) or process.poll() is not None, READY_S, f"{name} answers")
         if process.poll() is not None:
             raise RuntimeError(f"{name} ended: {(folder / 'log').read_text()[-400:]}")
-        yield port
+        yield port, process.pid
     finally:
         process.terminate()
         process.wait(READY_S)
@@ -95,7 +105,7 @@ def other(name, context, backend, pinned):
 
 @contextlib.contextmanager
 def front(context, pinned):
-    """resvisor with one worker of kind comfyui that is the backend: (service, port of the front door, port of the backend)."""
+    """resvisor with one worker of kind comfyui that is the backend: (service, (port, pid) of the front door, port of the backend)."""
     folder = context.work / "service"
     shutil.rmtree(folder, ignore_errors=True)
     service, port, backend = Service(folder), free_port(), free_port()
@@ -123,7 +133,7 @@ def front(context, pinned):
             for pid in {worker.pid for worker in service.type("image").workers}:
                 for each in {pid, *procfs.descendants(pid)}:
                     pin(each, cores()[1])
-        yield service, port, backend
+        yield service, (port, status.router_pid), backend
     finally:
         service.end()
 
@@ -135,10 +145,10 @@ def client(*arguments, pinned):
 
 @contextlib.contextmanager
 def everything(context, pinned):
-    """{way: port} with the three proxies and the backend itself."""
+    """{way: (port, pid)} with the three proxies and the backend itself, whose pid is None."""
     with contextlib.ExitStack() as stack:
-        _, port, backend = stack.enter_context(front(context, pinned))
-        ports = {"direct": backend, "resvisor": port}
+        _, door, backend = stack.enter_context(front(context, pinned))
+        ports = {"direct": (backend, None), "resvisor": door}
         for name in PROXIES[1:]:
             try:
                 ports[name] = stack.enter_context(other(name, context, backend, pinned))
@@ -150,24 +160,32 @@ def everything(context, pinned):
 def small(context):
     rounds, ms, repeats = (500, 300, 1) if context.quick else (10000, 2000, 7)
     with everything(context, True) as ports:
+
+        def timed(port, pid):
+            before = cpu_seconds(pid) if pid else 0
+            found = client("rate", port, CONNECTIONS, ms, SMALL, pinned=True)
+            cpu = (cpu_seconds(pid) - before) if pid else 0
+            return {**found, "cpu_us": cpu * 1e6 / (found["per_second"] * ms / 1000)}
+
         latency = interleave({name: lambda port=port: client("latency", port, SMALL, rounds, pinned=True)["latency"]
-                              for name, port in ports.items()}, repeats)  # fmt: skip
-        rate = interleave({name: lambda port=port: client("rate", port, CONNECTIONS, ms, SMALL, pinned=True)
-                           for name, port in ports.items()}, repeats)  # fmt: skip
+                              for name, (port, _) in ports.items()}, repeats)  # fmt: skip
+        rate = interleave({name: lambda where=where: timed(*where) for name, where in ports.items()}, repeats)
     added = {name: median([found["p50"] - direct["p50"] for found, direct in zip(latency[name], latency["direct"])])
              for name in ports if name != "direct"}  # fmt: skip
     p99 = {name: median([found["p99"] for found in latency[name]]) for name in ports}
     per_second = {name: median([found["per_second"] for found in rate[name]]) for name in ports}
+    cpu_us = {name: median([found["cpu_us"] for found in rate[name]]) for name in ports}
     others = [name for name in PROXIES[1:] if name in ports]
+    direct_us = median([found["p50"] for found in latency["direct"]])
     return [
         Row("small", "added by the proxy to a small request, p50", added["resvisor"], "us", [(name, added[name]) for name in others],
             goal=f"<= {LATENCY_GOAL_US} us", met=added["resvisor"] <= LATENCY_GOAL_US,
-            note=f"one connection; direct: {median([found['p50'] for found in latency['direct']]):.0f} us; proxy on one core, backend and client "
-            "on the other"),
+            note=f"one connection; direct: {direct_us:.0f} us; proxy on one core, backend and client on the other"),
         Row("small", "small request, p99", p99["resvisor"], "us", [(name, p99[name]) for name in (*others, "direct")]),
         Row("small", f"small requests, {CONNECTIONS} connections, proxy on one core", per_second["resvisor"], "1/s",
             [(name, per_second[name]) for name in (*others, "direct")], goal=f">= {RATE_GOAL:,} 1/s",
             met=per_second["resvisor"] >= RATE_GOAL),
+        Row("small", "CPU time of the proxy per small request", cpu_us["resvisor"], "us", [(name, cpu_us[name]) for name in others]),
     ]  # fmt: skip
 
 
@@ -196,19 +214,23 @@ def prompt(context):
     ms, repeats = (300, 1) if context.quick else (1500, 5)
     body = context.work / "prompt.json"
     body.write_text(json.dumps({"prompt": graph(), "client_id": "bench"}))
-    with front(context, True) as (_, port, backend):
+    with front(context, True) as (_, (port, pid), backend):
 
         def one(where):
+            before = cpu_seconds(pid)
             found = client("rate", where, 16, ms, "/prompt", body, pinned=True)
+            found["cpu_us"] = (cpu_seconds(pid) - before) * 1e6 / (found["per_second"] * ms / 1000)
             if where == port:
                 clear(port)
             return found
 
         found = interleave({"resvisor": lambda: one(port), "direct": lambda: one(backend)}, repeats)
     rate = {name: median([result["per_second"] for result in results]) for name, results in found.items()}
+    cpu_us = median([result["cpu_us"] for result in found["resvisor"]])
     return [Row("prompt", f"POST /prompt of {body.stat().st_size / 1000:.1f} kB, classified and queued", rate["resvisor"], "1/s",
                 [("the backend alone, which reads nothing of it", rate["direct"])], goal=f">= {PROMPT_GOAL:,} 1/s",
-                met=rate["resvisor"] >= PROMPT_GOAL, note="16 connections, router on one core; the worker's validation is part of it")]  # fmt: skip
+                met=rate["resvisor"] >= PROMPT_GOAL,
+                note=f"16 connections, router on one core, {cpu_us:.0f} us of its time each; the worker's validation is part of it")]  # fmt: skip
 
 
 # ---- large bodies --------------------------------------------------------------------------------------------------------
@@ -220,8 +242,8 @@ def bodies(context):
     rows = []
     with everything(context, False) as ports:
         for what, arguments in (("view", ("download", path)), ("upload", ("upload", "/upload/image", size))):
-            found = interleave({name: lambda port=port, a=arguments: client(a[0], port, *a[1:], pinned=False) for name, port in ports.items()},
-                               repeats)  # fmt: skip
+            ways = {name: lambda port=port, a=arguments: client(a[0], port, *a[1:], pinned=False) for name, (port, _) in ports.items()}
+            found = interleave(ways, repeats)
             rate = {name: size / MIB / median([result["seconds"] for result in results]) for name, results in found.items()}
             names = ["direct", *(name for name in PROXIES[1:] if name in ports)]
             rows.append(
