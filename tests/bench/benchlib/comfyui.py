@@ -284,7 +284,7 @@ def switch(context):
         faults = faults_of_plain if name == DEFAULT else nothing
         ways[name] = lambda arguments=arguments, faults=faults: session(Plain(place, arguments), place, switches, faults)
     ways[PER_TYPE] = lambda: session(PerType(place), place, switches, nothing)
-    found = interleave(ways, rounds)
+    found = interleave(ways, rounds, uncounted=0)  # each is a whole life of its processes, and warms itself up
 
     def seconds(way, key):
         return median([result[key] for result in found[way]])

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import platform
+import signal
 import subprocess
 import sys
 
@@ -108,6 +109,8 @@ def main():
     parser.add_argument("--work", default=str(pathlib.Path(os.environ["RESVISOR_BUILD"]).parent / "bench-work"))
     options = parser.parse_args()
     rows_of = PROGRAMS[options.program]
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))  # so that what was started is ended
     context = Context(options.work, options.quick)
     try:
         facts = conditions(options.program, context.work, options.quick)
