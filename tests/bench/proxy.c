@@ -396,7 +396,8 @@ static int command_download(int count, char **args)
 /* A form with one file, as ComfyUI's frontend sends it. */
 static int command_upload(int count, char **args)
 {
-    static const char begin[] = "--bench\r\nContent-Disposition: form-data; name=\"image\"; filename=\"bench.png\"\r\n"
+    static const char begin[] = "--bench\r\nContent-Disposition: form-data; name=\"overwrite\"\r\n\r\ntrue\r\n"
+                                "--bench\r\nContent-Disposition: form-data; name=\"image\"; filename=\"bench.png\"\r\n"
                                 "Content-Type: image/png\r\n\r\n";
     static const char end[] = "\r\n--bench--\r\n";
     uint64_t bytes = bench_number(args[2]), start;

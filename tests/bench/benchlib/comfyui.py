@@ -21,17 +21,19 @@ from harness import procfs
 from harness.http import free_port
 from harness.jobs import Jobs
 from harness.protos import rpc_pb2
-from harness.service import ROOT, Service
+from harness.service import BUILD, ROOT, Service
 
-from .measure import MIB, Row, drop_cache, interleave, median, say, warm_cache
+from .measure import MIB, Row, drop_cache, interleave, median, run_json, say, warm_cache
 
 sys.path.insert(0, str(ROOT / "deploy" / "comfyui"))
 
+PROXY_BENCH = BUILD / "bench" / "bench_proxy"
 COMFYUI = pathlib.Path(os.environ.get("RESVISOR_COMFYUI", ROOT / "build" / "comfyui"))
 GIB_OF_MODELS, QUICK_GIB = 2.0, 0.1
 START_S, JOB_S, STOP_S = 180, 300, 60
 POLL_S = 0.005
 SWITCH_GOAL, KILL_GOAL_S, EDIT_GOAL_S, MEMORY_GOAL_MIB = 1.05, 2.0, 1.5, 150
+BODY_GOAL, VIEW_MIB, UPLOAD_MIB = 0.9, 512, 90  # ComfyUI takes 100 MiB in one upload
 PACK = "resvisor_quickstart"
 # Caches of ComfyUI 0.3.75; newer ones take two numbers after --cache-ram.
 CACHES = {"default cache": [], "--cache-lru 200": ["--cache-lru", "200"], "--cache-ram 4": ["--cache-ram", "4"]}
@@ -87,6 +89,8 @@ class Ours:
             "start_timeout": f"{START_S}s", "env": {"HF_HUB_OFFLINE": "1"}, "state_folder": str(folder / "state"),
         }  # fmt: skip
         self.service = Service(folder, {"model_folders": [str(place.base / "models")], "pool": {"budget": "50%"}})
+        self.port = free_port()
+        self.service.config["http"] = {"listen": f"127.0.0.1:{self.port}"}
         self.service.config["types"] = {name: {**keys, **more} for name, more in (types or {"image": {}, "video": {}}).items()}
         self.jobs = Jobs(self.service)
 
@@ -309,6 +313,26 @@ def switch(context):
             goal=f"<= {EDIT_GOAL_S} s with the template", met=ours["edit"] <= EDIT_GOAL_S,
             note="the end of the old process is part of it; the alternative is stopped and started by hand"),
     ]  # fmt: skip
+
+
+# ---- large bodies --------------------------------------------------------------------------------------------------------
+
+
+def bodies(context):
+    """What the front door costs to ComfyUI's own uploads and views."""
+    place, repeats = Place(context), 2 if context.quick else 9
+    (place.base / "input" / "large.png").write_bytes(os.urandom(VIEW_MIB * MIB))
+    view = ("download", "/view?filename=large.png&type=input")
+    rows = []
+    with Ours(context, place, image={}) as running:
+        direct = int(running.service.worker("image").detail.split("127.0.0.1:")[1].split(";")[0])
+        for what, size, (command, *arguments) in (("view", VIEW_MIB, view), ("upload", UPLOAD_MIB, ("upload", "/upload/image", UPLOAD_MIB * MIB))):
+            found = interleave({name: lambda port=port: run_json([PROXY_BENCH, command, port, *arguments])
+                                for name, port in (("door", running.port), ("direct", direct))}, repeats)  # fmt: skip
+            door, alone = (size / median([result["seconds"] for result in found[name]]) for name in ("door", "direct"))
+            rows.append(Row("bodies", f"{what} of {size} MiB through the front door", door, "MiB/s", [("direct to ComfyUI", alone)],
+                            goal=f">= {BODY_GOAL} of direct", met=door >= BODY_GOAL * alone, note="client, router and ComfyUI share 2 cores"))  # fmt: skip
+    return rows
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from .measure import GIB, REPORTING, Row, mem_available, prefault, say
 PROGRAMS = {
     "run": {"attach": attach.attach, "touch": attach.touch, "load": load.load, "memory": memory.memory,
             "restart": restart.restart, "rpc": rpc.rpc, "http": http.http, "idle": idle.idle},
-    "comfyui": {"switch": comfyui.switch, "comfyui-memory": comfyui.memory},
+    "comfyui": {"switch": comfyui.switch, "bodies": comfyui.bodies, "comfyui-memory": comfyui.memory},
     "proxy": {"small": proxy.small, "prompt": proxy.prompt, "bodies": proxy.bodies},
 }  # fmt: skip
 LIBRARIES = {
