@@ -2,7 +2,7 @@
 
     story.py --resvisor PROGRAM --comfyui DIR --out DIR [--python PYTHON] [--tiny GIB] [IMAGE VIDEO]
 
-Image, video, image; kill -9 of the image worker in a prompt, and the image again; an edit of a custom node, and a restart.
+Image, video, image; kill -9 of the image worker in a prompt, and the image again; an edit of a custom node, and a restart; the same by one address.
 IMAGE and VIDEO are workflows in API format, or pictures that carry theirs; without them the installation's output folder is
 searched. --tiny makes models instead, and then needs numpy and safetensors. Nothing is written into DIR.
 """
@@ -14,10 +14,13 @@ import os
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 
 import workflows
 
@@ -166,7 +169,8 @@ class Story:
         self.node_file = pack / "__init__.py"
         extra = self.work / "extra.yaml"
         extra.write_text(json.dumps({"resvisor": {"base_path": str(self.work), "custom_nodes": "packs"}}))
-        self.sets, args = [], args + ["--extra-model-paths-config", str(extra)]
+        self.port = free_port()
+        self.sets, args = [f"http.listen=127.0.0.1:{self.port}"], args + ["--extra-model-paths-config", str(extra)]
         if options.tiny:
             base = self.tiny()
             self.sets.append(f"model_folders={base / 'models'}")
@@ -303,8 +307,30 @@ class Story:
             raise Failed(f"after the restart {after.read_bytes} bytes were read from model files; 0 were expected")
         say(f"ready {self.edit_s:.2f} s after `resvisor restart image`, 0 bytes read; the node said 'first' before, 'second' now")
 
+    def address(self):
+        title("4. One address, ComfyUI's own interface")
+        say(f"http://127.0.0.1:{self.port} stands for both processes; the graph says which one a prompt is for")
+        for name in TYPES:
+            started = self.ask("/prompt", {"prompt": workflows.seeded(self.graphs[name], 11)})
+            entry = wait_for(lambda: self.ask(f"/history/{started['prompt_id']}").get(started["prompt_id"]), JOB_S, "the prompt's history")
+            cost = entry["status"].get("resvisor", {})
+            if entry["status"]["status_str"] != "success":
+                raise Failed(f"a prompt posted to the front door failed: {entry['status']}")
+            if cost.get("type") != name or cost.get("read_bytes") != 0:
+                raise Failed(f"the {name} prompt posted to the front door went to {cost}")
+            say(f"POST /prompt, {name}: ran on {cost['worker']} in {cost['run_ms'] / 1000:.2f} s, {cost['read_bytes']} bytes read")
+
+    def ask(self, path, body=None):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, {"Content-Type": "application/json"} if data else {})
+        try:
+            with urllib.request.urlopen(request, timeout=START_S) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            raise Failed(f"{path}: HTTP {error.code}: {error.read(1000).decode(errors='replace')}") from None
+
     def costs(self):
-        title("4. Memory and files")
+        title("5. Memory and files")
         status = self.asked("status")
         pids = [self.process.pid, status["supervisor"]["pid"], status["router"]["pid"]]
         pids += [worker["pid"] for found in status["types"] for worker in found["workers"]]
@@ -342,6 +368,12 @@ class Story:
             print(*([failure.help] if failure.help else []), f"\nquickstart: FAILED: {failure}", sep="\n", file=sys.stderr)
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 def pss(pid):
     with contextlib.suppress(OSError):
         for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -363,7 +395,7 @@ def main():
         signal.signal(number, lambda *_: sys.exit(1))
     story, failure = Story(options), Failed("it was interrupted")
     try:
-        for part in (story.prepare, story.start, story.switch, story.kill, story.edit, story.costs, story.stop):
+        for part in (story.prepare, story.start, story.switch, story.kill, story.edit, story.address, story.costs, story.stop):
             part()
         failure = None
     except Failed as error:

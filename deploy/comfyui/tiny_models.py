@@ -101,13 +101,17 @@ def write_large(folder, gib):
 
 
 def image(seed=1, steps=1, model="image.safetensors", prefix="image", frames=1, nodes="Tiny"):
+    """frames > 1: made like a video, and resvisor's routing takes it for one."""
+    latent = {"class_type": "EmptySD3LatentImage", "inputs": {"width": 64, "height": 64, "batch_size": 1}}
+    if frames > 1:
+        latent = {
+            "class_type": "EmptyHunyuanLatentVideo",
+            "inputs": {"width": 64, "height": 64, "length": frames, "batch_size": 1},
+        }
     return {
         "1": {"class_type": "UNETLoader", "inputs": {"unet_name": model, "weight_dtype": "default"}},
         "2": {"class_type": f"{nodes}Conditioning", "inputs": {"width": CONTEXT}},
-        "3": {
-            "class_type": "EmptyHunyuanLatentVideo",
-            "inputs": {"width": 64, "height": 64, "length": frames, "batch_size": 1},
-        },
+        "3": latent,
         "4": {
             "class_type": "KSampler",
             "inputs": {

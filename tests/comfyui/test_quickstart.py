@@ -15,7 +15,7 @@ from conftest import COMFYUI
 from harness import procfs
 from harness.service import BUILD, ROOT
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(480)
 QUICKSTART = ROOT / "deploy" / "quickstart.sh"
 
 
@@ -62,6 +62,8 @@ def test_the_story_shows_what_it_promises(story):
         "killed by signal 9 (SIGKILL)",
         "0 bytes read, the same picture bit for bit; video kept its process",
         "the node said 'first' before, 'second' now",
+        "POST /prompt, image: ran on image/0 in ",
+        "POST /prompt, video: ran on video/0 in ",
     ):
         assert words in text, text
 
