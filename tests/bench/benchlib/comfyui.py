@@ -23,7 +23,7 @@ from harness.jobs import Jobs
 from harness.protos import rpc_pb2
 from harness.service import BUILD, ROOT, Service
 
-from .measure import MIB, Row, drop_cache, interleave, median, run_json, say, warm_cache
+from .measure import MIB, Row, drop_cache, interleave, median, run_json, say, wait_until, warm_cache
 
 sys.path.insert(0, str(ROOT / "deploy" / "comfyui"))
 
@@ -318,6 +318,13 @@ def switch(context):
 # ---- large bodies --------------------------------------------------------------------------------------------------------
 
 
+def answers(port):
+    with contextlib.suppress(OSError):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/view?filename=large.png&type=input", timeout=START_S).close()
+        return True
+    return False
+
+
 def bodies(context):
     """What the front door costs to ComfyUI's own uploads and views."""
     place, repeats = Place(context), 2 if context.quick else 9
@@ -325,6 +332,7 @@ def bodies(context):
     view = ("download", "/view?filename=large.png&type=input")
     rows = []
     with Ours(context, place, image={}) as running:
+        wait_until(lambda: answers(running.port), START_S, "the front door has its worker")
         direct = int(running.service.worker("image").detail.split("127.0.0.1:")[1].split(";")[0])
         for what, size, (command, *arguments) in (("view", VIEW_MIB, view), ("upload", UPLOAD_MIB, ("upload", "/upload/image", UPLOAD_MIB * MIB))):
             found = interleave({name: lambda port=port: run_json([PROXY_BENCH, command, port, *arguments])
