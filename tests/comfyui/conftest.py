@@ -22,6 +22,7 @@ START_S = 100
 if importlib.util.find_spec("torch") is None or not (COMFYUI / "main.py").exists():
     collect_ignore_glob = ["test_*.py"]
 else:
+    sys.path.insert(0, str(HERE.parents[1] / "deploy" / "comfyui"))
     import tiny
 
 
