@@ -3,5 +3,6 @@
 `python -m resvisor.comfyui MAIN.PY ARGS…` is what the worker kind `comfyui` starts; docs/comfyui.md explains it.
 
 launcher.py starts everything, imports.py and hooks.py connect ComfyUI's loader with the pool, pool.py keeps the mappings,
-server.py gives ComfyUI its socket and watches its events, jobs.py runs jobs, files.py collects what they made.
+server.py gives ComfyUI its socket and watches its events, jobs.py runs jobs, files.py collects what they made. trace.py says
+what a job did to models, and baseline.py runs a plain ComfyUI beside it: both are for `resvisor verify`.
 """

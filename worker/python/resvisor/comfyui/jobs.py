@@ -9,8 +9,8 @@ from typing import Any
 
 from .. import Error, ErrorCode
 from ..worker import Job, JobCancelled
-from . import files
-from .report import log
+from . import files, trace
+from .report import Report, log
 from .server import Server, ServerError
 
 TURN_S = 0.1  # how often a cancel and the prompt thread are looked at
@@ -101,6 +101,7 @@ class Run:
         self.node: str | None = None
         self.node_since = time.monotonic()
         self.visited: set[str] = set()
+        self.executed: list[str] = []  # nodes, in order; what the cache answered is not among them
         self.value, self.total = 0.0, 0.0
 
     def on_event(self, event: str, data: Any) -> None:
@@ -118,6 +119,7 @@ class Run:
                     self.visited.add(self.node)
                 self.node, self.node_since = str(data["node"]), time.monotonic()
                 self.value, self.total = 0.0, 0.0
+                self.executed.append(self.node)
             elif event == "progress":
                 self.value, self.total = float(data.get("value") or 0), float(data.get("max") or 0)
             self.changed.notify_all()
@@ -143,17 +145,23 @@ class Run:
 
 
 class Jobs:
-    def __init__(self, server: Server, prompt_thread: threading.Thread | None) -> None:
+    def __init__(self, server: Server, prompt_thread: threading.Thread | None, report: Report) -> None:
         self.server = server
         self.prompt_thread = prompt_thread
+        self.report = report
 
     def run(self, job: Job) -> None:
         """Runs a job to its end. PromptThreadDied = the job has failed, and so has this process."""
         began = time.monotonic()
         try:
             body = parse(job.payload)
-            entry = self._execute(job, body)
-            files.attach(job, files.find_outputs(entry.get("outputs")))
+            observed = trace.Trace(job.params, body["prompt"], self.report)
+            run = Run(body["prompt"])
+            entry = self._execute(job, run, body)
+            if observed.wanted:
+                observed.attach(job, run.executed)
+            else:
+                files.attach(job, files.find_outputs(entry.get("outputs")))
             job.finish()
             log(f"job {job.id} done in {time.monotonic() - began:.2f} s")
         except JobCancelled:
@@ -176,9 +184,8 @@ class Jobs:
             traceback.print_exc()
             job.fail(f"{type(error).__name__}: {error}")
 
-    def _execute(self, job: Job, body: dict[str, Any]) -> dict[str, Any]:
+    def _execute(self, job: Job, run: Run, body: dict[str, Any]) -> dict[str, Any]:
         """The prompt's entry of the history."""
-        run = Run(body["prompt"])
         self.server.observer = run.on_event
         try:
             self._post(job, run, body)

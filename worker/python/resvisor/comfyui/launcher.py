@@ -160,7 +160,7 @@ class Launcher:
     def _serve(self) -> None:
         try:
             self.server.serving.wait(START_S)
-            jobs = Jobs(self.server, self._prompt_thread())
+            jobs = Jobs(self.server, self._prompt_thread(), self.report)
             self.worker.ready(self._handshake())
             while (job := self.worker.next()) is not None:
                 jobs.run(job)
