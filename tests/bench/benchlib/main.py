@@ -10,12 +10,12 @@ import platform
 import subprocess
 import sys
 
-from . import attach, http, idle, load, memory, report, restart, rpc
+from . import attach, graph, http, idle, load, memory, report, restart, rpc
 from .context import Context
 from .measure import GIB, REPORTING, Row, mem_available, prefault, say
 
 ROWS = {"attach": attach.attach, "touch": attach.touch, "load": load.load, "memory": memory.memory,
-        "restart": restart.restart, "rpc": rpc.rpc, "http": http.http, "idle": idle.idle}  # fmt: skip
+        "restart": restart.restart, "rpc": rpc.rpc, "http": http.http, "graph": graph.graph, "idle": idle.idle}  # fmt: skip
 LIBRARIES = ("libevent-core-2.1-7", "libprotobuf-c1", "libnanomsg5", "libxxhash0", "liburing2", "fio")
 PACKAGES = ("torch", "safetensors", "fastsafetensors", "tensorizer", "numpy")
 QUICK_PREFAULT = 2 * GIB
