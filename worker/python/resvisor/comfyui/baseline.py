@@ -132,9 +132,9 @@ class Plain:
             "run_us": int(took * 1e6), "executed": ran, "loaders": loaders(ran), "disk_bytes": self.disk_bytes() - before
         }  # fmt: skip
 
-    async def _follow(self, events: aiohttp.ClientWebSocketResponse, prompt: str) -> list[str]:
+    async def _follow(self, events: Any, prompt: str) -> list[str]:
         """The nodes that ran, to the end of the prompt."""
-        executed = []
+        executed: list[str] = []
         async for message in events:
             if message.type != aiohttp.WSMsgType.TEXT:
                 continue
