@@ -160,14 +160,17 @@ static int read_report(int fd, json_t **ret_report, struct rv_error *err)
 static int fetch_report(struct rv_router *router, const Resvisor__V1__Job *job, json_t **ret_report,
                         struct rv_error *err)
 {
+    uint32_t number = 0;
     int fd, r;
 
-    if (job->n_outputs != 1 || strcmp(job->outputs[0]->name, REPORT_NAME) != 0 || job->outputs[0]->size > REPORT_MAX)
+    while (number < job->n_outputs && strcmp(job->outputs[number]->name, REPORT_NAME) != 0)
+        number++;
+    if (number == job->n_outputs || job->outputs[number]->size > REPORT_MAX)
         return rv_error_set(err, EPROTO, CODE(INTERNAL), "job %s has no %s", job->job_id, REPORT_NAME);
     fd = memfd_create("resvisor-report", MFD_CLOEXEC);
     if (fd < 0)
         return rv_error_set(err, errno, CODE(NO_MEMORY), "no memory for the report: %s", strerror(errno));
-    r = rv_fetch_output(router, job, 0, fd, REPORT_NAME, err);
+    r = rv_fetch_output(router, job, number, fd, REPORT_NAME, err);
     if (r == 0)
         r = read_report(fd, ret_report, err);
     (void)close(fd);

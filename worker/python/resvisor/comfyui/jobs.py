@@ -9,9 +9,10 @@ from typing import Any
 
 from .. import Error, ErrorCode
 from ..worker import Job, JobCancelled
-from . import files, trace
+from . import files
 from .report import Report, log
 from .server import Server, ServerError
+from .trace import Trace
 
 TURN_S = 0.1  # how often a cancel and the prompt thread are looked at
 LOOK_S = 2.0  # how often the history is asked, should an event not have come
@@ -149,17 +150,17 @@ class Jobs:
         self.server = server
         self.prompt_thread = prompt_thread
         self.report = report
+        self.executed: list[str] = []  # the nodes that the last prompt ran
 
     def run(self, job: Job) -> None:
         """Runs a job to its end. PromptThreadDied = the job has failed, and so has this process."""
         began = time.monotonic()
         try:
             body = parse(job.payload)
-            observed = trace.Trace(job.params, body["prompt"], self.report)
-            run = Run(body["prompt"])
-            entry = self._execute(job, run, body)
+            observed = Trace(job.params, body["prompt"], self.report)
+            entry = self._execute(job, body)
             if observed.wanted:
-                observed.attach(job, run.executed)
+                observed.attach(job, self.executed)
             else:
                 files.attach(job, files.find_outputs(entry.get("outputs")))
             job.finish()
@@ -184,8 +185,10 @@ class Jobs:
             traceback.print_exc()
             job.fail(f"{type(error).__name__}: {error}")
 
-    def _execute(self, job: Job, run: Run, body: dict[str, Any]) -> dict[str, Any]:
+    def _execute(self, job: Job, body: dict[str, Any]) -> dict[str, Any]:
         """The prompt's entry of the history."""
+        run = Run(body["prompt"])
+        self.executed = run.executed
         self.server.observer = run.on_event
         try:
             self._post(job, run, body)
