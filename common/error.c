@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "json_text.h"
 #include "rpc.pb-c.h"
 
 #define CODE(name) [RESVISOR__V1__ERROR_CODE__ERROR_##name]
@@ -93,17 +94,7 @@ int rv_error_count(void)
 /* Length of the valid UTF-8 sequence at p (at most left bytes), 0 if there is none. */
 static unsigned utf8_length(const unsigned char *p, uint64_t left)
 {
-    unsigned n = p[0] < 0x80 ? 1 : p[0] >= 0xc2 && p[0] < 0xe0 ? 2 : (p[0] & 0xf0) == 0xe0 ? 3 : p[0] < 0xf5 ? 4 : 0;
-
-    if (n == 0 || p[0] == 0xc0 || p[0] == 0xc1 || (p[0] >= 0x80 && p[0] < 0xc2) || n > left)
-        return 0;
-    for (unsigned i = 1; i < n; i++)
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
-    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf0 && p[1] < 0x90) ||
-        (p[0] == 0xf4 && p[1] > 0x8f))
-        return 0; /* overlong, surrogate, or beyond U+10FFFF */
-    return n;
+    return p[0] < 0x80 ? 1 : rv_utf8_sequence(p, left);
 }
 
 /* Takes away half a character that snprintf left at the end: a message with one in it would be refused by its receiver.

@@ -23,6 +23,7 @@ const struct rv_command *const rv_commands[] = {
     &rv_command_restart,
     &rv_command_logs,
     &rv_command_route,
+    &rv_command_verify,
     &rv_command_init,
     &rv_command_restore_config,
     &rv_command_check,

@@ -35,7 +35,7 @@ _resvisor() {
         submit | restart | restore-config) words=$(resvisor _complete types 2>/dev/null) ;;
         logs) words="$(resvisor _complete types 2>/dev/null) router resvisor" ;;
         init) COMPREPLY=($(compgen -W comfyui -- "$word") $(compgen -d -- "$word")); return ;;
-        route) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$word")); return ;;
+        route | verify) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$word")); return ;;
         job | fetch | cancel) words=$(resvisor _complete jobs 2>/dev/null) ;;
         esac
     fi

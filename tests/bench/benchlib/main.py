@@ -11,14 +11,15 @@ import signal
 import subprocess
 import sys
 
-from . import attach, comfyui, http, idle, load, memory, proxy, report, restart, rpc
+from . import attach, comfyui, graph, http, idle, load, memory, proxy, report, restart, rpc
 from .context import Context
 from .measure import GIB, REPORTING, Row, mem_available, prefault, say
 
 # The programs of tests/bench: their rows, and the versions that count for them.
 PROGRAMS = {
     "run": {"attach": attach.attach, "touch": attach.touch, "load": load.load, "memory": memory.memory,
-            "restart": restart.restart, "rpc": rpc.rpc, "http": http.http, "idle": idle.idle},
+            "restart": restart.restart, "rpc": rpc.rpc, "http": http.http, "graph": graph.graph,
+            "idle": idle.idle},
     "comfyui": {"switch": comfyui.switch, "bodies": comfyui.bodies, "comfyui-memory": comfyui.memory},
     "proxy": {"small": proxy.small, "prompt": proxy.prompt, "bodies": proxy.bodies},
 }  # fmt: skip

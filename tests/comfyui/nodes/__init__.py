@@ -73,6 +73,23 @@ class TestWait(_Output):
             time.sleep(0.01)
 
 
+class TestTouch(_Output):
+    """Makes a file."""
+
+    def run(self, mark):
+        os.close(os.open(mark, os.O_CREAT))
+        return {"ui": {"text": ["there"]}}
+
+
+class TestPause(_Output):
+    """Takes 3 s if the file is there."""
+
+    def run(self, mark):
+        if os.path.exists(mark):
+            time.sleep(3)
+        return {"ui": {"text": ["done"]}}
+
+
 class TestMany(_Output):
     """More texts than a job may have outputs."""
 
@@ -104,7 +121,7 @@ class TestTwin(_Output):
 NODE_CLASS_MAPPINGS = {
     found.__name__: found
     for found in (
-        TestConditioning, TestFrames, TestExit, TestKill, TestWait, TestMany, TestRaise, TestSize, TestTwin
+        TestConditioning, TestFrames, TestExit, TestKill, TestWait, TestTouch, TestPause, TestMany, TestRaise, TestSize, TestTwin
     )
 }  # fmt: skip
 

@@ -132,7 +132,9 @@ class Hooks:
             except Exception as error:  # ComfyUI's own loader has its own words for what is wrong with the file
                 self.report.fallback(str(args[0] if args else kwargs.get("ckpt")), f"{type(error).__name__}: {error}")
                 found = None
-            return original(*args, **kwargs) if found is None else found
+            result = original(*args, **kwargs) if found is None else found
+            self.report.loaded(str(args[0] if args else kwargs.get("ckpt")), pooled=found is not None)
+            return result
 
         return load_torch_file
 
@@ -235,6 +237,7 @@ class Hooks:
                     shared, tensors = shared + count, tensors + 1
                 elif value.device.type != "meta":
                     private += count
+            self.report.filled(module, shared, private)
             log(
                 f"{type(module).__name__} of {path}: {size(shared)} in {tensors} parameters in place, {size(private)} private"
             )

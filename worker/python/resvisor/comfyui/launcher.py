@@ -99,7 +99,7 @@ class Launcher:
     def _serve(self) -> None:
         try:
             self.server.serving.wait(START_S)
-            jobs = Jobs(self.server, self._prompt_thread())
+            jobs = Jobs(self.server, self._prompt_thread(), self.report)
             self.detail = self._handshake()
             self._warm_up(jobs)
             self._say()
