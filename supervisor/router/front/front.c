@@ -112,23 +112,21 @@ void rv_front_worker_gone(struct rv_router *router, struct rv_worker_entry *work
 
 void rv_front_job_ending(struct rv_router *router, struct rv_job_record *job)
 {
+    if (!router->front)
+        return;
 #ifdef RV_FRONT_HAS_PROMPTS
-    if (router->front)
-        rv_front_prompts_job_ending(router->front, job);
-#else
-    (void)router;
-    (void)job;
+    rv_front_prompts_job_ending(router->front, job);
 #endif
+#ifdef RV_FRONT_HAS_WS
+    rv_front_ws_job_ending(router->front, job);
+#endif
+    (void)job;
 }
 
 void rv_front_job_ended(struct rv_router *router, struct rv_job_record *job)
 {
-    if (!router->front)
-        return;
-    rv_front_owners_job_ended(router->front, job);
-#ifdef RV_FRONT_HAS_WS
-    rv_front_ws_job_ended(router->front, job);
-#endif
+    if (router->front)
+        rv_front_owners_job_ended(router->front, job);
 }
 
 void rv_front_job_removed(struct rv_router *router, struct rv_job_record *job)

@@ -273,7 +273,7 @@ void rv_front_ws_fini(struct rv_front *front);
 void rv_front_ws_open(struct rv_http_request *request);
 void rv_front_ws_worker_ready(struct rv_front *front, struct rv_worker_entry *worker);
 void rv_front_ws_worker_gone(struct rv_front *front, struct rv_worker_entry *worker);
-void rv_front_ws_job_ended(struct rv_front *front, struct rv_job_record *job);
+void rv_front_ws_job_ending(struct rv_front *front, struct rv_job_record *job);
 void rv_front_ws_queue_changed(struct rv_front *front);
 
 #endif
