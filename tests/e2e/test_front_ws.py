@@ -388,7 +388,13 @@ def test_a_reader_that_stands_still_is_dropped(service, fake, held):
     pid = pids(service)[0]
     with connect(service, client, wait=fake, receive_buffer=65536, timeout=60) as ws:
         fake.push(pid, client, "binary", bytes=2_000_000, count=20)
-        fake.wait_no_socket(pid, client, timeout=60)
+
+        def dropped():
+            with contextlib.suppress(OSError):
+                ws.send_raw(frame(PING))  # it lives, and still it does not read
+            return client not in fake.state(pid)["sockets"]
+
+        procfs.wait_until(dropped, 60, "the end of its socket")
         with pytest.raises(Closed):
             while True:
                 ws.receive()
