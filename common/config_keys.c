@@ -70,7 +70,8 @@ static const struct rv_key keys[] = {
      "as "
      "long for the rest of it, that takes nothing of its answer for so long, or that is idle between two requests."},
     {"http.worker_timeout", RV_KEY_DURATION, TOP(http_worker_timeout_us), SECOND, HOUR, false, NULL, "5m",
-     "A request that was passed on to a ComfyUI worker ends with status 504 when the worker is silent for so long. While "
+     "A request that was passed on to a ComfyUI worker ends with status 504 when the worker is silent for so long. "
+     "While "
      "a node holds Python's lock, ComfyUI's server is silent too."},
 
     {"pool.budget", RV_KEY_SIZE, TOP(pool_budget), 0, 1024 * TIB, true, NULL, "75%",

@@ -22,8 +22,8 @@ bool rv_front_path_matches(const char *const *segments, unsigned count, const ch
             return true;
         if (n == 0)
             return i == count;
-        if (i == count || (!(n == 1 && *pattern == '*') &&
-                           (strlen(segments[i]) != n || strncmp(segments[i], pattern, n) != 0)))
+        if (i == count ||
+            (!(n == 1 && *pattern == '*') && (strlen(segments[i]) != n || strncmp(segments[i], pattern, n) != 0)))
             return false;
         pattern += n;
         if (*pattern == '/')
@@ -176,7 +176,7 @@ static bool is_listed(const char *name, size_t length, const char *list, size_t 
             begin++;
         while (end > begin && (list[end - 1] == ' ' || list[end - 1] == '\t'))
             end--;
-        if (end - begin == length && strncasecmp(list + begin, name, length) == 0)
+        if (length > 0 && end - begin == length && strncasecmp(list + begin, name, length) == 0)
             return true;
     }
     return false;
@@ -184,9 +184,9 @@ static bool is_listed(const char *name, size_t length, const char *list, size_t 
 
 bool rv_front_field_is_hop(const char *name, size_t length, const char *connection, size_t connection_length)
 {
-    static const char *const hops[] = {"Connection",        "Keep-Alive", "Proxy-Connection", "TE", "Trailer",
-                                       "Transfer-Encoding", "Upgrade",    "Proxy-Authenticate",
-                                       "Proxy-Authorization"};
+    static const char *const hops[] = {
+        "Connection", "Keep-Alive",         "Proxy-Connection",   "TE", "Trailer", "Transfer-Encoding",
+        "Upgrade",    "Proxy-Authenticate", "Proxy-Authorization"};
 
     for (unsigned i = 0; i < sizeof(hops) / sizeof(hops[0]); i++)
         if (same_word(name, length, hops[i]))

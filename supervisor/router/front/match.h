@@ -13,8 +13,8 @@ bool rv_front_path_matches(const char *const *segments, unsigned count, const ch
 /*
  * The front's view of a target: segments (a leading "api" is taken away, *ret_api tells) and query parameters, decoded;
  * more of them than the tables hold are left out, and of a parameter that is there twice the first counts.
- * ret_target->text is to be freed. 0, or the HTTP status to refuse with: a path with . or .. could mean another one to a
- * worker than it does here.
+ * ret_target->text is to be freed. 0, or the HTTP status to refuse with: a path with . or .. could mean another one to
+ * a worker than it does here.
  */
 unsigned rv_front_parse_target(const char *uri, size_t length, struct rv_http_target *ret_target, bool *ret_api,
                                const char **why);

@@ -2,9 +2,9 @@
  * A request passed on to a worker, and its answer passed back, both as they come.
  *
  * Each way has one buffer. When the buffer to the worker is full, the client's connection is suspended; when the buffer
- * to the client is full, libcurl's transfer is paused: so a slow reader or a large upload costs two buffers and no more.
- * The client leaves: the transfer is ended, and the worker sees its connection close. The worker dies before its answer
- * has begun: the client gets an error; within it: its connection is closed before the end that was promised.
+ * to the client is full, libcurl's transfer is paused: so a slow reader or a large upload costs two buffers and no
+ * more. The client leaves: the transfer is ended, and the worker sees its connection close. The worker dies before its
+ * answer has begun: the client gets an error; within it: its connection is closed before the end that was promised.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -37,7 +37,7 @@ struct rv_front_exchange {
     bool answered;               /* the response was made: its reader takes from `down` */
     bool head_done;              /* of the answer, and not of a 1xx */
     bool too_large;              /* its head is */
-    bool asked[RV_TYPES_MAX]; /* types that did not know it */
+    bool asked[RV_TYPES_MAX];    /* types that did not know it */
     unsigned status;
     char *head; /* name NUL value NUL … */
     size_t head_length, head_room;
@@ -259,9 +259,8 @@ static struct MHD_Response *make_response(struct rv_front_exchange *x)
     if (x->transfer.done && x->transfer.result == CURLE_OK) { /* all of it is here: the usual case */
         char *bytes = x->down.bytes;
         size_t length = x->down.end;
-        struct MHD_Response *response =
-            length ? MHD_create_response_from_buffer(length, bytes, MHD_RESPMEM_MUST_FREE)
-                   : MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
+        struct MHD_Response *response = length ? MHD_create_response_from_buffer(length, bytes, MHD_RESPMEM_MUST_FREE)
+                                               : MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
 
         if (response && length)
             x->down = (struct buffer){0};
@@ -324,7 +323,8 @@ static void refuse(struct rv_front_exchange *x)
 
 static int prepare(struct rv_front_exchange *x, struct rv_worker_entry *worker);
 
-/* The worker does not know it: a worker of a type that has not been asked; NULL = none, or the route does not say so. */
+/* The worker does not know it: a worker of a type that has not been asked; NULL = none, or the route does not say so.
+ */
 static struct rv_worker_entry *next_to_ask(struct rv_front_exchange *x)
 {
     struct rv_front *front = x->transfer.front;
@@ -525,7 +525,8 @@ bool rv_front_is_pinned(const struct rv_http_request *request)
 }
 
 /* The worker that the client names, or that the route says. False = what it names is not there; NULL = not ready. */
-static bool choose(struct rv_http_request *request, struct rv_worker_entry **ret_worker, const struct rv_type **ret_type)
+static bool choose(struct rv_http_request *request, struct rv_worker_entry **ret_worker,
+                   const struct rv_type **ret_type)
 {
     struct rv_front *front = request->http->router->front;
     const char *name = MHD_lookup_connection_value(request->connection, MHD_HEADER_KIND, RV_FRONT_WORKER_FIELD);

@@ -5,6 +5,11 @@
 
 #define SMALL RV_FRONT_BODY_MAX
 
+static void nothing_here(struct rv_http_request *request)
+{
+    rv_front_answer_error(request, 404, "not_found", "", 0, "nothing is at this path");
+}
+
 /* clang-format off */
 static const struct rv_front_route routes[] = {
 #ifdef RV_FRONT_HAS_PROMPTS
@@ -41,6 +46,8 @@ static const struct rv_front_route routes[] = {
     {"",     "settings/**",         RV_FRONT_PRIMARY, false, false, 0, NULL},
     {"",     "users/**",            RV_FRONT_PRIMARY, false, false, 0, NULL},
     {"",     "internal/**",         RV_FRONT_PRIMARY, false, false, 0, NULL},
+    /* Workers have routes for the router itself. */
+    {"",     "resvisor/**",         RV_FRONT_HANDLE, false, false, SMALL, nothing_here},
     /* Packs that restart ComfyUI. */
     {"",     "manager/reboot",      RV_FRONT_HANDLE, false, true, SMALL, rv_front_reboot},
     {"",     "v2/manager/reboot",   RV_FRONT_HANDLE, false, true, SMALL, rv_front_reboot},
@@ -91,7 +98,7 @@ bool rv_front_check(struct rv_http_request *request, const char *method, const s
         return true;
     }
     route = rv_front_find_route(method, request->target.segments, request->target.segment_count, request->api);
-    if (!rv_http_check_client(request, head, route->operator ? RV_HTTP_OPERATOR : RV_HTTP_CLIENT))
+    if (!rv_http_check_client(request, head, route->operator? RV_HTTP_OPERATOR : RV_HTTP_CLIENT))
         return true;
     request->front = route;
     if (route->action == RV_FRONT_HANDLE) {

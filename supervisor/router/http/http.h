@@ -92,7 +92,7 @@ struct rv_http {
     struct event *accept_event, *accept_pause, *daemon_event, *daemon_timer, *run_event;
     struct rv_http_list requests;
     struct rv_http_request *arriving; /* being given to libmicrohttpd */
-    bool running; /* libmicrohttpd is on the stack */
+    bool running;                     /* libmicrohttpd is on the stack */
     unsigned count, streams;
     uint64_t answers[6]; /* by the status' first digit */
     uint64_t refused_connections, expired_connections;
