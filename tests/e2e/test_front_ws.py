@@ -423,7 +423,7 @@ def test_a_client_that_breaks_the_rules(service, fake, data, code):
         ws.send_raw(data)
         with contextlib.suppress(OSError):
             ws.send_raw(b"x" * 16)
-        ws.sock.shutdown(1)
+            ws.sock.shutdown(1)
         with pytest.raises(Closed) as closed:
             while True:
                 ws.receive()
