@@ -438,6 +438,19 @@ def test_a_token_is_asked_for_and_kept_here(tmp_path):
         with web.Client(stage.service, token=web.TOKEN) as client:
             answer = client.get("/fake_pack/who")
             assert answer.status == 200 and "authorization" not in {name.lower() for name, _ in answer.json["headers"]}
+            answer = client.get(f"/?token={web.TOKEN}")
+            assert (answer.status, answer.headers["Location"]) == (303, "/")
+        cookie, _, attributes = answer.headers["Set-Cookie"].partition(";")
+        assert "HttpOnly" in attributes and "SameSite=Strict" in attributes
+        with web.Client(stage.service) as client:
+            answer = client.get("/fake_pack/who", headers={"Cookie": f"a=b; {cookie}; c=d"})
+            assert answer.status == 200 and dict(answer.json["headers"])["Cookie"] == "a=b; c=d"
+            assert client.get("/features", headers={"Cookie": cookie + "x"}).status == 401
+            assert client.get("/resvisor/v1/status", headers={"Cookie": cookie}).status == 401
+            for path in ("/?token=wrong", "/?token=", f"/users?token={web.TOKEN}"):
+                answer = client.get(path)
+                assert answer.status == 401 and "Set-Cookie" not in answer.headers
+        with web.Client(stage.service, token=web.TOKEN) as client:
             starts = stage.service.worker("image").starts
             assert client.get("/manager/reboot").json == {"restarted": True}
             stage.service.wait_worker("image", starts=starts + 1)

@@ -113,6 +113,39 @@ static void test_fields(void **state)
     assert_false(is_hop("", ",,"));
 }
 
+static void expect_cookies(const char *field, const char *value, const char *rest)
+{
+    char kept[100];
+    size_t length = 0, n;
+    const char *found = rv_front_find_cookie(field, strlen(field), "t", &length);
+
+    assert_int_equal(found != NULL, value != NULL);
+    if (value) {
+        assert_int_equal(length, strlen(value));
+        assert_memory_equal(found, value, length);
+    }
+    n = rv_front_strip_cookie(field, strlen(field), "t", kept);
+    assert_int_equal(n, strlen(rest));
+    assert_memory_equal(kept, rest, n);
+}
+
+static void test_cookies(void **state)
+{
+    (void)state;
+    expect_cookies("t=secret", "secret", "");
+    expect_cookies("a=b; t=secret; c=d", "secret", "a=b; c=d");
+    expect_cookies("a=b;t=x=y ;c=d;", "x=y", "a=b;c=d");
+    expect_cookies("t=1; t=2", "1", "");
+    expect_cookies("tt=1; xt=2; T=3; t", NULL, "tt=1; xt=2; T=3; t");
+    expect_cookies("", NULL, "");
+    expect_cookies(" ; ;", NULL, "");
+    expect_cookies("=x; t=", "", "=x");
+    assert_true(rv_front_is_cookie_value("a-token_1.2~"));
+    assert_false(rv_front_is_cookie_value("a b"));
+    assert_false(rv_front_is_cookie_value("a;b"));
+    assert_false(rv_front_is_cookie_value(""));
+}
+
 static void expect_joined(bool arrays, const char *a, const char *b, const char *wanted)
 {
     struct rv_front_text texts[2] = {{a, strlen(a)}, {b, strlen(b)}};
@@ -168,8 +201,9 @@ static void test_joining_many(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_paths),  cmocka_unit_test(test_targets), cmocka_unit_test(test_queries),
-        cmocka_unit_test(test_fields), cmocka_unit_test(test_joining), cmocka_unit_test(test_joining_many),
+        cmocka_unit_test(test_paths),        cmocka_unit_test(test_targets), cmocka_unit_test(test_queries),
+        cmocka_unit_test(test_fields),       cmocka_unit_test(test_cookies), cmocka_unit_test(test_joining),
+        cmocka_unit_test(test_joining_many),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);

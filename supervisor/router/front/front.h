@@ -31,6 +31,7 @@
 #define RV_FRONT_PROMPT_MAX (16u * 1024 * 1024)   /* bytes of a body of POST /prompt: workflows embed images */
 #define RV_FRONT_BODY_MAX (1024u * 1024)          /* of other bodies that are read here */
 #define RV_FRONT_ANSWER_MAX (64ull * 1024 * 1024) /* of a worker's answer that is read here, as object_info is */
+#define RV_FRONT_COOKIE "resvisor_token"          /* shows the token of a browser that was let in by /?token=… */
 #define RV_FRONT_TYPE_FIELD "X-Resvisor-Type"     /* of a request: a worker of that type shall answer */
 #define RV_FRONT_WORKER_FIELD "X-Resvisor-Worker" /* that worker: "image/0" */
 #define RV_FRONT_RETRY_MS 2000u                   /* Retry-After while a worker starts */

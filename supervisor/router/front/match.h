@@ -22,4 +22,13 @@ unsigned rv_front_parse_target(const char *uri, size_t length, struct rv_http_ta
 /* Fields that are between two neighbours only, and those that `Connection` names. */
 bool rv_front_field_is_hop(const char *name, size_t length, const char *connection, size_t connection_length);
 
+/* The value of a cookie in a Cookie field; NULL = it is not there. Not ended by a NUL. */
+const char *rv_front_find_cookie(const char *field, size_t length, const char *name, size_t *ret_length);
+
+/* The field without all cookies of that name; `to` has room for `length` bytes. The new length; 0 = none is left. */
+size_t rv_front_strip_cookie(const char *field, size_t length, const char *name, char *to);
+
+/* Whether a text can be the value of a cookie as it is (RFC 6265). */
+bool rv_front_is_cookie_value(const char *text);
+
 #endif

@@ -19,7 +19,7 @@
 #define BUFFER_MAX (128u * 1024) /* each way */
 #define BUFFER_FIRST 4096u
 #define HEAD_MAX (12u * 1024) /* of an answer: with a request's head it must fit libmicrohttpd's 32 KiB */
-#define BLOCK_BYTES (32u * 1024)
+#define BLOCK_BYTES (64u * 1024)
 
 struct buffer {
     char *bytes;
@@ -250,6 +250,8 @@ static struct MHD_Response *make_response(struct rv_front_exchange *x)
 {
     curl_off_t size = -1;
 
+    /* libmicrohttpd 0.9.75 says `Content-Length: 0` in a 304; of an unknown size, it would send the end of a chunked
+     * body that was not there, which the client would take for the next answer. */
     if (has_no_body(x))
         return MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
     (void)curl_easy_getinfo(x->transfer.easy, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &size);
@@ -396,6 +398,19 @@ static bool is_named(const char *name, size_t length, const char *word)
     return length == strlen(word) && strncasecmp(name, word, length) == 0;
 }
 
+/* Without the cookie that is for us. */
+static int pass_cookies(struct fields *fields, const char *name, size_t name_length, const char *value, size_t length)
+{
+    char *kept = malloc(length + 1);
+    size_t n = kept ? rv_front_strip_cookie(value, length, RV_FRONT_COOKIE, kept) : 0;
+    int r = kept ? 0 : -ENOMEM;
+
+    if (n > 0)
+        r = rv_front_transfer_field(&fields->exchange->transfer, name, name_length, kept, n);
+    free(kept);
+    return r;
+}
+
 static enum MHD_Result pass_field(void *context, enum MHD_ValueKind kind, const char *name, size_t name_length,
                                   const char *value, size_t value_length)
 {
@@ -408,8 +423,10 @@ static enum MHD_Result pass_field(void *context, enum MHD_ValueKind kind, const 
         return MHD_YES;
     fields->has_accept |= is_named(name, name_length, "Accept");
     fields->has_content_type |= is_named(name, name_length, "Content-Type");
-    if (rv_front_transfer_field(&fields->exchange->transfer, name, name_length, value ? value : "",
-                                value ? value_length : 0) < 0)
+    if (fields->hide_token && value && is_named(name, name_length, "Cookie"))
+        fields->failed |= pass_cookies(fields, name, name_length, value, value_length) < 0;
+    else if (rv_front_transfer_field(&fields->exchange->transfer, name, name_length, value ? value : "",
+                                     value ? value_length : 0) < 0)
         fields->failed = true;
     return MHD_YES;
 }

@@ -1,4 +1,6 @@
 /* The table of paths: ComfyUI's API, and what becomes of each part of it. The first row that matches counts. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "front.h"
@@ -70,6 +72,25 @@ const struct rv_front_route *rv_front_find_route(const char *method, const char 
     return &routes[i];
 }
 
+/* ---- browsers ---------------------------------------------------------------------------------------------------- */
+
+/* /?token=TOKEN in a browser: it gets a cookie, and the page without the token in its address. */
+static bool let_in(struct rv_http_request *request, const char *method)
+{
+    const char *shown = rv_http_query(&request->target, "token");
+    char cookie[RV_HTTP_URI_MAX + 64];
+
+    if (request->target.segment_count > 0 || request->api || !shown || strcmp(method, "GET") != 0 ||
+        !rv_http_is_token(request, shown, strlen(shown)) || !rv_front_is_cookie_value(shown))
+        return false;
+    (void)snprintf(cookie, sizeof(cookie), RV_FRONT_COOKIE "=%s; Path=/; HttpOnly; SameSite=Strict", shown);
+    rv_http_answer_text(request, 303, NULL, strdup(""), 0);
+    rv_http_add_header(request, "Location", "/");
+    rv_http_add_header(request, "Set-Cookie", cookie);
+    rv_http_add_header(request, "Referrer-Policy", "no-referrer");
+    return true;
+}
+
 /* ---- what a request must satisfy -------------------------------------------------------------------------------- */
 
 static bool is_ours(const char *uri, const char *path)
@@ -95,6 +116,10 @@ bool rv_front_check(struct rv_http_request *request, const char *method, const s
     status = rv_front_parse_target(request->uri, request->uri_length, &request->target, &request->api, &why);
     if (status) {
         rv_http_refuse(request, status, RV_CODE(BAD_REQUEST), "%s", why);
+        return true;
+    }
+    if (let_in(request, method)) {
+        request->close = !request->framing.keep_alive;
         return true;
     }
     route = rv_front_find_route(method, request->target.segments, request->target.segment_count, request->api);

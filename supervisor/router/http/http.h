@@ -121,6 +121,9 @@ void rv_http_check(struct rv_http_request *request, const char *method, const ch
 void rv_http_read_head(struct rv_http_request *request, const char *method, const char *version,
                        struct rv_http_head *head);
 
+/* The token, in a time that does not tell where the first difference is. False also if there is none. */
+bool rv_http_is_token(const struct rv_http_request *request, const char *shown, size_t length);
+
 /* Of the parts of a check, for front/: false = refused, and the response says so. */
 bool rv_http_check_client(struct rv_http_request *request, const struct rv_http_head *head, enum rv_http_access access);
 
