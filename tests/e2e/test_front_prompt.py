@@ -161,14 +161,24 @@ def test_comfyui_refuses_at_once(front, fake):
     assert front.entry(answer.json["prompt_id"])["prompt"][4] == ["9"]
 
 
+def counts(front):
+    lines = front.get("/metrics").body.decode().splitlines()
+    return {key: float(value) for key, _, value in (line.partition(" ") for line in lines) if key.startswith("resvisor_prompts_")}
+
+
 @pytest.mark.parametrize("kind", ["status", "close", "no_json", "garbage"])
 def test_a_judge_that_fails_refuses_nothing(front, fake, kind):
+    before = counts(front)
+    front.id()
+    error_of(front.prompt({}))
     fake.fault("POST /resvisor/validate", kind)
     assert front.run()["status"]["status_str"] == "success"
     prompt_id = front.id(graph("FakeNothing"))  # judged at its run
     messages = front.entry(prompt_id)["status"]["messages"]
     assert messages[-1][0] == "execution_error" and "FakeNothing does not exist" in messages[-1][1]["exception_message"]
     assert messages[-1][1]["exception_type"] == "resvisor.PromptRefused"
+    added = {key.removeprefix("resvisor_prompts_"): value - before[key] for key, value in counts(front).items()}
+    assert added == {"total": 3, "refused_total": 1, "unvalidated_total": 2}
 
 
 @pytest.mark.parametrize(

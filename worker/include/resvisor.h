@@ -241,7 +241,10 @@ RV_API void rv_job_count_load(struct rv_job *job, uint64_t load_us, uint64_t rea
  * outputs at most; the oldest go first). -ENOMEM = the end could not be written down: the job lives on.
  */
 RV_API int rv_job_finish(struct rv_job *job);
-/* code 0 = ERROR_JOB_FAILED, or ERROR_CANCELLED if the job was cancelled; ERROR_SHUTTING_DOWN is taken as 0. */
+/*
+ * code 0 = ERROR_JOB_FAILED, or ERROR_CANCELLED if the job was cancelled; ERROR_SHUTTING_DOWN is taken as 0. Outputs
+ * that were added before are the failed job's.
+ */
 RV_API int rv_job_fail(struct rv_job *job, int code, const char *message);
 
 #ifdef __cplusplus

@@ -239,6 +239,10 @@ void rv_front_prompts_job_removed(struct rv_front *front, struct rv_job_record *
 /* The client_id of the prompt that the job is; NULL = it has none, or did not come as a prompt. */
 const char *rv_front_prompt_client(const struct rv_job_record *job);
 
+/* For /metrics: prompts that were taken, refused, and of those taken not validated before. front may be NULL. */
+void rv_front_prompt_counts(const struct rv_front *front, uint64_t *ret_taken, uint64_t *ret_refused,
+                            uint64_t *ret_unvalidated);
+
 /* Jobs of all comfyui types that wait or run: exec_info.queue_remaining. */
 uint32_t rv_front_queue_remaining(const struct rv_front *front);
 

@@ -25,6 +25,7 @@ struct rv_front_posting {
     struct rv_front_call *call;
     struct rv_prompt_body body;
     struct rv_type *type;
+    bool is_validated;
     bool is_bad; /* no graph: only a worker knows ComfyUI's words for it */
     struct rv_error why;
     char *outputs, *node_errors;
@@ -122,6 +123,16 @@ const char *rv_front_prompt_client(const struct rv_job_record *job)
     return job->prompt && job->prompt->has_client ? job->prompt->client_id : NULL;
 }
 
+void rv_front_prompt_counts(const struct rv_front *front, uint64_t *ret_taken, uint64_t *ret_refused,
+                            uint64_t *ret_unvalidated)
+{
+    const struct rv_front_prompts *prompts = front ? front->prompts : NULL;
+
+    *ret_taken = prompts ? prompts->taken : 0;
+    *ret_refused = prompts ? prompts->refused : 0;
+    *ret_unvalidated = prompts ? prompts->unvalidated : 0;
+}
+
 uint32_t rv_front_queue_remaining(const struct rv_front *front)
 {
     uint32_t count = 0;
@@ -162,6 +173,12 @@ static const char *failure_type(int code)
 }
 
 /* One that was taken out of the queue leaves no trace, as in ComfyUI. */
+static bool is_worth_an_entry(const struct rv_job_record *job)
+{
+    return rv_prompt_is_one(job) && job->error_code != 0 && job->output_count == 0 && job->submit &&
+           (job->attempts > 0 || (job->error_code != RV_CODE(CANCELLED) && job->error_code != RV_CODE(SHUTTING_DOWN)));
+}
+
 void rv_front_prompts_job_ending(struct rv_front *front, struct rv_job_record *job)
 {
     struct rv_shape shape = {0};
@@ -169,8 +186,7 @@ void rv_front_prompts_job_ending(struct rv_front *front, struct rv_job_record *j
     struct rv_shape_failure failure;
     int fd;
 
-    if (job->error_code == 0 || job->output_count > 0 || job->attempts == 0 || !job->submit || !rv_prompt_is_one(job) ||
-        !rv_prompt_shape(job, &prompt))
+    if (!is_worth_an_entry(job) || !rv_prompt_shape(job, &prompt))
         return;
     failure = (struct rv_shape_failure){
         .interrupted = job->error_code == RV_CODE(CANCELLED),
@@ -301,7 +317,9 @@ static void take(struct rv_front_posting *p)
         refuse(p->request, &err, retry_ms);
         return;
     }
-    p->front->prompts->posted++;
+    p->front->prompts->taken++;
+    if (!p->is_validated)
+        p->front->prompts->unvalidated++;
     answer_taken(p->request, job);
 }
 
@@ -363,10 +381,9 @@ static void on_judged(void *context, int r, unsigned status, const char *body, s
     bool refused = r == 0 && status == 400 && take_refusal(p, body, length);
 
     p->call = NULL;
-    if (!refused && !(r == 0 && status == 200 && take_approval(p, body, length))) {
-        p->front->prompts->unvalidated++;
+    p->is_validated = r == 0 && status == 200 && take_approval(p, body, length);
+    if (!refused && !p->is_validated)
         rv_log_debug("prompt %s is not validated: %s, HTTP status %u", p->body.prompt_id, strerror(-r), status);
-    }
     if (!refused && p->is_bad)
         refuse_bad(p);
     else if (!refused)
@@ -409,7 +426,7 @@ static bool ask_worker(struct rv_front_posting *p)
 static bool decide(struct rv_front_posting *p)
 {
     const struct rv_front_prompts *prompts = p->front->prompts;
-    const char *wanted = MHD_lookup_connection_value(p->request->connection, MHD_HEADER_KIND, "X-Resvisor-Type");
+    const char *wanted = MHD_lookup_connection_value(p->request->connection, MHD_HEADER_KIND, RV_FRONT_TYPE_FIELD);
     struct rv_graph *graph = NULL;
     struct rv_route route;
     struct rv_error err = {0};
@@ -473,8 +490,7 @@ static bool post(struct rv_front_posting *p)
     }
     if (!again && ask_worker(p))
         return false;
-    if (!again)
-        p->front->prompts->unvalidated++;
+    p->is_validated = again;
     if (p->is_bad)
         refuse_bad(p);
     else

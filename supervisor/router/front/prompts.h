@@ -28,7 +28,7 @@ struct rv_front_prompts {
     struct rv_type *type_of[RV_TYPES_MAX];
     uint32_t type_count;
     struct rv_front_postings postings; /* they wait for a worker's judgement */
-    uint64_t posted, refused, unvalidated;
+    uint64_t taken, refused, unvalidated;
 };
 
 /* ---- prompt.c --------------------------------------------------------------------------------------------------- */

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../front/front.h"
 #include "http.h"
 
 #define METRICS_TYPE "text/plain; version=0.0.4; charset=utf-8"
@@ -106,6 +107,21 @@ static void write_front(FILE *out, const struct rv_http *http)
         sample(out, "http_responses_total", (double)http->answers[i], "class", classes[i], NULL, NULL);
 }
 
+static void write_prompts(FILE *out, const struct rv_front *front)
+{
+    uint64_t taken, refused, unvalidated;
+
+    rv_front_prompt_counts(front, &taken, &refused, &unvalidated);
+    write_singles(out,
+                  (const struct single[]){
+                      {"prompts_total", "counter", "Prompts taken at ComfyUI's address.", (double)taken},
+                      {"prompts_refused_total", "counter", "Prompts refused there.", (double)refused},
+                      {"prompts_unvalidated_total", "counter", "Of those taken, not judged by a worker before.",
+                       (double)unvalidated},
+                  },
+                  3);
+}
+
 /* ---- by model, type, worker ------------------------------------------------------------------------------------- */
 
 static void write_models(FILE *out, const Resvisor__V1__Status *s)
@@ -177,6 +193,7 @@ void rv_http_render_metrics(struct rv_http_request *request, const Resvisor__V1_
     sample(out, "bad_frames_total", (double)s->bad_frames, "process", "supervisor", NULL, NULL);
     sample(out, "bad_frames_total", (double)rv_peer_bad_frames(), "process", "router", NULL, NULL);
     write_front(out, request->http);
+    write_prompts(out, request->http->router->front);
     if (fclose(out) != 0) {
         free(text);
         text = NULL;

@@ -66,7 +66,9 @@ def _check_fields(body: dict[str, Any]) -> None:
     """What is not ours passes through: packs read fields of their own."""
     if not isinstance(body.setdefault("extra_data", {}), dict):
         raise _bad("extra_data is no JSON object")
-    if not isinstance(body.get("client_id", ""), str):
+    if body.get("client_id") is None:
+        body.pop("client_id", None)
+    elif not isinstance(body["client_id"], str):
         raise _bad("client_id is no text")
     targets = body.get("partial_execution_targets")
     if targets is not None and not (isinstance(targets, list) and all(isinstance(target, str) for target in targets)):
