@@ -117,6 +117,10 @@ void rv_http_suspend(struct rv_http_request *request);
 /* At the end of the head. Sets the route, or a response that refuses. */
 void rv_http_check(struct rv_http_request *request, const char *method, const char *version);
 
+/* The head as libmicrohttpd holds it; *head is empty before. */
+void rv_http_read_head(struct rv_http_request *request, const char *method, const char *version,
+                       struct rv_http_head *head);
+
 /* The token, in a time that does not tell where the first difference is. False also if there is none. */
 bool rv_http_is_token(const struct rv_http_request *request, const char *shown, size_t length);
 

@@ -24,8 +24,8 @@ static enum MHD_Result collect(void *context, enum MHD_ValueKind kind, const cha
     return MHD_YES;
 }
 
-static void read_head(struct rv_http_request *request, const char *method, const char *version,
-                      struct rv_http_head *head)
+void rv_http_read_head(struct rv_http_request *request, const char *method, const char *version,
+                       struct rv_http_head *head)
 {
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(request->connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
@@ -193,7 +193,7 @@ void rv_http_check(struct rv_http_request *request, const char *method, const ch
     const char *why = "";
     unsigned status;
 
-    read_head(request, method, version, &head);
+    rv_http_read_head(request, method, version, &head);
     status = rv_http_check_head(&head, &request->framing, &why);
     if (status) {
         request->close = true;
