@@ -259,6 +259,19 @@ def test_an_interrupted_prompt(service, fake, gate, held):
         gate.close()
 
 
+def test_a_prompt_that_is_refused_when_it_runs(service, fake, held):
+    """Nobody has judged it before, so ComfyUI has no socket to tell it to: the router does."""
+    client = own_id()
+    number = fake.fault("POST /resvisor/validate", "status")
+    with connect(service, client, wait=fake) as ws:
+        prompt = submit(service, client, "FakeNothing")
+        fake.clear(number)
+        end = ws.wait_prompt(prompt)[-1]
+        assert (end["type"], end["data"]["exception_type"]) == ("execution_error", "resvisor.PromptRefused")
+        assert "FakeNothing" in end["data"]["exception_message"]
+        ws.wait_event("status", status={"exec_info": {"queue_remaining": 0}})
+
+
 def test_broken_frames_of_a_worker_cost_nobody_else_anything(service, fake, held):
     """Each kind at a client of its own: its socket is opened again, and the client has not noticed."""
     kinds = ["half_frame", "half_head", "masked", "reserved", "unknown_opcode", "bad_utf8", "huge_length", "lone_continuation", "long_ping"]
@@ -394,7 +407,7 @@ def test_a_reader_that_stands_still_is_dropped(service, fake, held):
                 ws.send_raw(frame(PING))  # it lives, and still it does not read
             return client not in fake.state(pid)["sockets"]
 
-        procfs.wait_until(dropped, 60, "the end of its socket")
+        procfs.wait_until(dropped, 100, "the end of its socket")
         with pytest.raises(Closed):
             while True:
                 ws.receive()

@@ -154,7 +154,7 @@ void rv_front_prompts_job_removed(struct rv_front *front, struct rv_job_record *
 
 /* ---- a prompt that failed where no worker could say so ----------------------------------------------------------- */
 
-static const char *failure_type(int code)
+const char *rv_prompt_failure_type(int code)
 {
     static const struct {
         int code;
@@ -190,7 +190,7 @@ void rv_front_prompts_job_ending(struct rv_front *front, struct rv_job_record *j
         return;
     failure = (struct rv_shape_failure){
         .interrupted = job->error_code == RV_CODE(CANCELLED),
-        .type = failure_type(job->error_code),
+        .type = rv_prompt_failure_type(job->error_code),
         .message = job->error_message ? job->error_message : rv_error_row(job->error_code)->text,
         .ended_ms = rv_wall_ms(),
     };

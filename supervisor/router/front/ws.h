@@ -41,7 +41,7 @@ struct rv_ws_prompt {
 struct rv_ws_verdict_entry {
     TAILQ_ENTRY(rv_ws_verdict_entry) link;
     char prompt_id[RV_WS_PROMPT_ID_MAX + 1], worker[RV_WORKER_NAME_MAX + 1];
-    char type[RV_WS_TYPE_MAX + 1];
+    const char *type; /* static */
     char node[RV_WS_NODE_MAX + 1], node_type[RV_WS_NODE_MAX + 1];
     char *message;
     bool interrupted;

@@ -161,8 +161,10 @@ static void flush(struct rv_ws_link *link)
 
     if (!link->started && !link->broken)
         return;
-    /* One that has sent its end may still read: pongs and the close frame are tried once. */
-    if (wslay_event_want_write(link->wslay) && wslay_event_send(link->wslay) < 0 && !link->broken)
+    /* While it waits to be writable, only that event may send: bits that fit in between would look like a reader's
+     * progress. One that has sent its end may still read: pongs and the close frame are tried once. */
+    if ((!event_pending(link->write_event, EV_WRITE, NULL) || link->broken) && wslay_event_want_write(link->wslay) &&
+        wslay_event_send(link->wslay) < 0 && !link->broken)
         link->broken = "no memory for a message";
     if (link->broken) {
         break_off(link, link->broken);
