@@ -10,7 +10,9 @@ import pathlib
 
 import pytest
 import tiny
+from conftest import START_S, comfy_type
 from harness import browser, http
+from harness.service import Service
 
 pytestmark = [
     pytest.mark.timeout(240),
@@ -32,10 +34,19 @@ SHOWN = f"app.graph.getNodeById(8).imgs && {PICTURE}.complete && {PICTURE}.natur
 
 
 @pytest.fixture(scope="module")
-def service(make_comfy):
-    """Two types; the page comes from the first, with the frontend of its package."""
-    arguments = ["--preview-method", "latent2rgb"]
-    return make_comfy({"image": {"frontend": True, "more_args": arguments}, "video": {}}, listen=True)
+def service(tmp_path_factory, base):
+    """One worker, with the frontend of its package instead of the empty one."""
+    folder = tmp_path_factory.mktemp("frontend")
+    service = http.listen(Service(folder, {"model_folders": [str(base / "models")]}))
+    keys = comfy_type(base, state_folder=str(folder / "state"), accepts=["any"])
+    at = keys["args"].index("--front-end-root")
+    del keys["args"][at : at + 2]
+    service.config["types"] = {"image": {**keys, "args": [*keys["args"], "--preview-method", "latent2rgb"]}}
+    service.start()
+    service.wait_ready(timeout=START_S)
+    http.wait_ready(service)
+    yield service
+    service.end()
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +82,7 @@ def test_the_page_queues_a_prompt_and_shows_the_picture(service, page, screensho
     page.run("app.graph.getNodeById(8).pos = [app.graph.getNodeById(9).pos[0], app.graph.getNodeById(9).pos[1] + 160]; true")
     page.run("app.extensionManager.command.execute('Comfy.Canvas.FitView').then(() => true)")
     page.click(RUN)
+    page.wait("seen.includes('executing')")
     page.wait("seen.includes('execution_success') || seen.includes('execution_error')")
     seen = page.run("seen")
     assert "execution_error" not in seen and seen.count("progress") == 8, seen
@@ -85,13 +97,15 @@ def test_the_page_queues_a_prompt_and_shows_the_picture(service, page, screensho
     assert entry["status"]["status_str"] == "success" and entry["status"]["resvisor"]["type"] == "image", entry["status"]
 
 
-def test_the_page_stays_alive_when_its_worker_is_killed(service, page):
+def test_the_page_stays_alive_when_its_worker_is_killed(service, page, screenshots):
     """The page's own socket is ours: it hears of the end, and the next prompt runs without a reload."""
     page.run(f"app.loadApiJson({json.dumps(tiny.image(seed=3))}, 'image')")
     page.wait("app.graph._nodes.length == 9")
     worker = service.worker("image")
     os.kill(worker.pid, 9)
     service.wait_worker("image", starts=worker.starts + 1, timeout=100)
-    page.click(RUN)
+    http.wait_ready(service)
+    page.screenshot(screenshots / "after-restart.png")
+    page.run("app.queuePrompt(0, 1).then(() => true)")
     page.wait("seen.includes('execution_success') || seen.includes('execution_error')", timeout=100)
     assert "execution_error" not in page.run("seen")

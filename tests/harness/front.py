@@ -30,6 +30,7 @@ class Front:
         models.write_plain(self.service.models / "bystander.safetensors", mib=1)
         self.service.start()
         self.service.wait_ready()
+        http.wait_ready(self.service)
 
     def end(self):
         self.service.end()
@@ -61,6 +62,7 @@ class Front:
             return worker.state == "READY" and worker.starts >= starts
 
         procfs.wait_until(reached, 60, f"start {starts} of {name}")
+        http.wait_ready(self.service)
 
     def clear(self):
         for fake in self.fakes.values():
