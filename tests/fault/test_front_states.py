@@ -6,7 +6,6 @@ import http.client
 import json
 import socket
 import struct
-import time
 import uuid
 
 import pytest
@@ -14,7 +13,7 @@ from harness import procfs
 from harness.front import Front, raw_prompt
 from harness.http import raw, read_all
 from harness.service import SANITIZED
-from harness.websocket import Closed, WebSocket
+from harness.websocket import WebSocket
 
 pytestmark = [
     pytest.mark.skipif(SANITIZED, reason="python would need the sanitizer's runtime first"),
@@ -58,8 +57,9 @@ def asking(front, method, path, body=None, headers=None):
 def test_killed_before_its_answer(front):
     fake = front.fakes["image"]
     fake.fault("GET /users", "hang")
+    before = len(fake.requests("/users"))
     with asking(front, "GET", "/users") as connection:
-        fake.wait_request("/users", len(fake.requests("/users")) + (not fake.requests("/users")))
+        fake.wait_request("/users", before + 1)
         starts = front.kill()
         answer = connection.getresponse()
         assert answer.status == 502 and json.loads(answer.read())["error"]["type"] == "worker_died"
@@ -147,7 +147,6 @@ def test_killed_while_a_client_s_socket_is_idle(front):
         fake.wait_socket(front.pid(), client, timeout=60)
         wanted = {"supports_preview_metadata": True}
         procfs.wait_until(lambda: fake.state(front.pid())["feature_flags"].get(client) == wanted, 20, "the flags again")
-        events = None
         prompt = front.queue(("FakeSteps", {"preview": 4}), client=client)
         events = ws.wait_prompt(prompt)
         assert [e["type"] for e in events].count(4) == 3
@@ -239,10 +238,10 @@ def test_a_client_leaves_before_the_answer(front, how):
     fake = front.fakes["image"]
     fake.fault("GET /users", "hang")
     ended = sum(e.get("fault") == "hang" for e in fake.requests())
+    before = len(fake.requests("/users"))
     with raw(front.service) as sock:
         sock.sendall(f"GET /users HTTP/1.1\r\nHost: 127.0.0.1:{front.port}\r\n\r\n".encode())
-        procfs.wait_until(lambda: front.connections()["image"] >= 1, 20, "the request at the worker")
-        fake.wait_request("/users", len([e for e in fake.requests("/users")]) or 1)
+        fake.wait_request("/users", before + 1)
         leave(sock, how)
     fake.wait_fault_ended("hang", ended + 1)
 
@@ -352,13 +351,9 @@ def test_ends_of_a_socket_by_the_worker(front):
     client, fake = name_of_client(), front.fakes["image"]
     with front.socket(client) as ws:
         for kind in ("end", "reset", "close"):
-            begin = time.monotonic()
             asked = len(fake.requests("/ws"))
             fake.push(front.pid(), client, kind)
             fake.wait_request("/ws", asked + 1, timeout=60)
             fake.wait_socket(front.pid(), client)
-            assert time.monotonic() - begin < 60
         assert ws.wait_prompt(front.queue(client=client))[-1]["type"] == "execution_success"
         assert ws.close() == 1000
-    with pytest.raises(Closed):
-        raise Closed(1000)

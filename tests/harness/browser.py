@@ -44,7 +44,7 @@ class Browser:
         self._log = open(f"{self.folder}/log", "wb")
         try:
             self.process = subprocess.Popen(
-                ["sh", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "sh", *command],
+                ["sh", "-c", f'exec "$@" 3</dev/fd/{theirs_in} 4>/dev/fd/{theirs_out}', "sh", *command],
                 stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, pass_fds=[theirs_in, theirs_out],
                 start_new_session=True, env={**os.environ, "HOME": self.folder},
             )  # fmt: skip
@@ -177,8 +177,13 @@ class Browser:
         raise Failed(f"{condition} did not become true within {timeout} s; console: {self.messages[-20:]}, {self.exceptions}")
 
     def click(self, element):
-        """The mouse on the middle of an element; element is an expression."""
-        x, y = self.run(f"(() => {{ const r = ({element}).getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; }})()")
+        """The mouse on the middle of an element, once it lies on top and still; element is an expression."""
+        at = f"(() => {{ const r = ({element}).getBoundingClientRect(); return [r.x + r.width / 2, r.y + r.height / 2]; }})()"
+        self.wait(
+            f"(() => {{ const e = {element}, at = {at}, old = window.lastAt; window.lastAt = String(at); "
+            "return old == String(at) && e.contains(document.elementFromPoint(...at)); })()"
+        )
+        x, y = self.run(at)
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="none" if kind == "mouseMoved" else "left", clickCount=1)
 

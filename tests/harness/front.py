@@ -30,7 +30,7 @@ class Front:
         models.write_plain(self.service.models / "bystander.safetensors", mib=1)
         self.service.start()
         self.service.wait_ready()
-        self._starts = self._count_starts()
+        http.wait_ready(self.service)
 
     def end(self):
         self.service.end()
@@ -43,24 +43,26 @@ class Front:
         return self.service.worker(name).pid
 
     def kill(self, name="image", signal=9):
-        """Ends a worker; the number of starts that the next one will have."""
+        """Ends a worker, and sees to its next start; the number of starts that it then has at least."""
         worker = self.service.worker(name)
         os.kill(worker.pid, signal)
+        procfs.wait_until(lambda: self.service.worker(name).pid != worker.pid, TIMEOUT_S, "the end of the worker")
+        self._hurry(name)
         return worker.starts + 1
 
+    def _hurry(self, name):
+        """One that died before is started after a delay, but at once by command; then its deaths are forgotten too."""
+        if self.service.worker(name).state == "BACKOFF":
+            self.service.cli("restart", name)
+
     def wait_restart(self, starts, name="image"):
-        return self.service.wait_worker(name, starts=starts, timeout=60)
+        def reached():
+            self._hurry(name)
+            worker = self.service.worker(name)
+            return worker.state == "READY" and worker.starts >= starts
 
-    def _count_starts(self):
-        return {name: self.service.worker(name).starts for name in TYPES}
-
-    def forget_deaths(self):
-        """A worker that has died is restarted by command: its next death is a first one, which no delay follows."""
-        for name, starts in self._count_starts().items():
-            if starts != self._starts[name]:
-                self.service.cli("restart", name)
-                self.service.wait_worker(name)
-        self._starts = self._count_starts()
+        procfs.wait_until(reached, 60, f"start {starts} of {name}")
+        http.wait_ready(self.service)
 
     def clear(self):
         for fake in self.fakes.values():
@@ -125,15 +127,13 @@ class Front:
         return {name: fake.state(self.pid(name))["sockets"] for name, fake in self.fakes.items()}
 
     def _rest(self):
-        """What the router holds beside connections to workers, and what the supervisor and the keeper hold."""
+        """Descriptors: of the router, beside its connections to workers, and of the supervisor and the keeper."""
         held = self.service.holdings()
-        router = held.pop("router")[0] - sum(self.connections().values())
-        return {"router": router, **held}
+        return held["router"][0] - sum(self.connections().values()), sum(held["supervisor"]), sum(held["keeper"])
 
     @contextlib.contextmanager
     def watched(self):
         """A block after which the router is the same process and holds what it held, and clients of both types are served."""
-        self.forget_deaths()
         self.service.wait_quiet()
         router = self.service.status().router_pid
         before = self._settled()
@@ -147,7 +147,7 @@ class Front:
         procfs.wait_until(lambda: not any(self.sockets().values()), TIMEOUT_S, "no client's socket at a worker")
         procfs.wait_until(lambda: max(self.connections().values()) <= KEPT_MAX, TIMEOUT_S, "few connections to workers")
         try:
-            procfs.wait_until(lambda: self._rest() == before, TIMEOUT_S)
+            procfs.wait_until(lambda: all(now <= then for now, then in zip(self._rest(), before, strict=True)), TIMEOUT_S)
         except AssertionError:
             pid = self.service.status().router_pid
             raise AssertionError(f"{self._rest()}, were {before}; {procfs.descriptors(pid)}\n{self.service.log()}") from None

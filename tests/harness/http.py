@@ -98,6 +98,18 @@ class Client:
         return self.post("/resvisor/v1/jobs", {"type": "test", **fields})
 
 
+def wait_ready(service, timeout=60):
+    """Waits until the router, too, knows that workers of all types are ready."""
+    deadline = time.monotonic() + timeout
+    while True:
+        with Client(service) as client:
+            answer = client.get("/readyz")
+        if answer.status == 200:
+            return
+        assert time.monotonic() < deadline, answer
+        time.sleep(RETRY_STEP_S)
+
+
 @contextlib.contextmanager
 def raw(service, timeout=TIMEOUT_S):
     with socket.create_connection(("127.0.0.1", service.http_port), timeout) as sock:
