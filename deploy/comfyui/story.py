@@ -175,11 +175,11 @@ class Story:
             base = self.tiny()
             self.sets.append(f"model_folders={base / 'models'}")
             args += ["--base-directory", str(base), "--front-end-root", str(base / "web")]
+        output = self.work / "output"  # of both types; each worker's name stands before those of its files
+        output.mkdir()
+        args += ["--output-directory", str(output)]
         for name in TYPES:
-            output = self.work / "output" / name
-            output.mkdir(parents=True)
-            typed = [*args, "--output-directory", str(output)]
-            self.sets += [f"types.{name}.args={','.join(typed)}", f"types.{name}.state_folder={self.work / 'state'}",
+            self.sets += [f"types.{name}.args={','.join(args)}", f"types.{name}.state_folder={self.work / 'state'}",
                           f"types.{name}.start_timeout={START_S}s"]  # fmt: skip
         self.graphs = self.find_graphs(directory)
 
@@ -279,7 +279,7 @@ class Story:
         worker = self.wait_started("image", victim["starts"] + 1)
         ready_s = time.monotonic() - start
         say(f"the prompt's end:  {self.asked('job', 'quickstart-victim')['error']['message']}")
-        say(f"worker image/0:    process {victim['pid']} is gone, process {worker['pid']} is ready after {ready_s:.2f} s")
+        say(f"worker image/0:    process {victim['pid']} is gone, process {worker['pid']} is ready after {ready_s:.2f} s{how(worker)}")
         self.header()
         again = self.image("image after the kill")
         self.kill_s = time.monotonic() - start
@@ -297,7 +297,7 @@ class Story:
         self.node_file.write_text(self.node_file.read_text().replace('WORD = "first"', 'WORD = "second"'))
         starts, start = self.worker("image")["starts"], time.monotonic()
         self.command("restart", "image")
-        self.wait_started("image", starts + 1)
+        worker = self.wait_started("image", starts + 1)
         self.edit_s = time.monotonic() - start
         after = self.image("the same after the restart", extra=word)
         words = [[data.decode() for data in run.named(".txt")] for run in (before, after)]
@@ -305,7 +305,7 @@ class Story:
             raise Failed(f"the edit does not show: {words}")
         if after.read_bytes != 0:
             raise Failed(f"after the restart {after.read_bytes} bytes were read from model files; 0 were expected")
-        say(f"ready {self.edit_s:.2f} s after `resvisor restart image`, 0 bytes read; the node said 'first' before, 'second' now")
+        say(f"ready {self.edit_s:.2f} s after `resvisor restart image`{how(worker)}, 0 bytes read; the node said 'first' before, 'second' now")
 
     def address(self):
         title("4. One address, ComfyUI's own interface")
@@ -366,6 +366,12 @@ class Story:
         shutil.rmtree(self.work, ignore_errors=True)
         if failure:
             print(*([failure.help] if failure.help else []), f"\nquickstart: FAILED: {failure}", sep="\n", file=sys.stderr)
+
+
+def how(worker):
+    """What its launcher says of how the process was made, if it does."""
+    found = [part for part in worker.get("detail", "").split("; ") if part.startswith(("forked ", "started "))]
+    return f", {found[0]}" if found else ""
 
 
 def free_port():

@@ -124,9 +124,7 @@ def front(context, pinned):
         service.wait_ready()
         wait_until(lambda: answers(port), READY_S, "the front door answers")
         detail = service.worker("image").detail
-        shown = int(detail.split("127.0.0.1:")[1].split(";")[0])
-        if shown:
-            backend = shown
+        backend = int(detail.split("127.0.0.1:")[1].split(";")[0])
         status = service.status()
         if pinned:
             pin(status.router_pid, cores()[0])

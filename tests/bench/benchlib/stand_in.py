@@ -5,6 +5,7 @@ waits in the router's queue, as behind a long video.
 """
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,9 @@ def main():
     fd = os.environ.get("RESVISOR_HTTP_FD")
     worker = Worker.open([])
     if fd:  # the supervisor keeps the port
-        port, where, keep = 0, f"fd:{fd}", [int(fd)]
+        where, keep = f"fd:{fd}", [int(fd)]
+        with socket.socket(fileno=os.dup(int(fd))) as found:
+            port = found.getsockname()[1]
     else:
         port, keep = int(sys.argv[2]), []
         where = str(port)
