@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 from harness import models
@@ -94,3 +95,18 @@ def test_types_that_cannot_run_graphs(place):
 def test_nothing_runs(place):
     result = verify(place, "a.json", "b.json")
     assert result.returncode == NOT_RUNNING and "resvisor is not running" in result.stderr
+
+
+def test_a_type_that_has_failed(make_service, place):
+    (place / "comfyui" / "main.py").write_text("raise SystemExit(3)\n")
+    service = make_service()
+    service.config["types"] = {
+        "image": {
+            "kind": "comfyui", "directory": str(place / "comfyui"), "python": sys.executable, "max_deaths": 1,
+            "state_folder": str(place / "state"),
+        }
+    }  # fmt: skip
+    service.start()
+    service.wait_worker("image", "FAILED")
+    result = service.cli("verify", "-c", service.config_file, place / "a.json", place / "b.json", check=False)
+    assert result.returncode == REFUSED and "image" in result.stderr and "resvisor restart" in result.stderr, result.stderr
