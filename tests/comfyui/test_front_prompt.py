@@ -77,10 +77,11 @@ def plain(tmp_path_factory, base):
 @pytest.fixture
 def front(service):
     with Api(service.http_port) as api:
+        # the router hears of a worker a moment after the supervisor
+        procfs.wait_until(lambda: api.get("/system_stats").status == 200, START_S, "a worker")
         yield api
         api.post("/queue", {"clear": True})
         api.post("/interrupt", {})
-        service.wait_ready(timeout=START_S)
 
 
 @pytest.fixture
