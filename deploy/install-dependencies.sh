@@ -3,6 +3,7 @@
 #
 #   deploy/install-dependencies.sh            to build resvisor and to run it (the same as --build)
 #   deploy/install-dependencies.sh --run      only to run a resvisor that was built elsewhere
+#   deploy/install-dependencies.sh --comfyui  to build it, and for the quick start with a ComfyUI of its own
 #   deploy/install-dependencies.sh --tests    to build it, and to run tests/run.sh
 #
 # As root it installs. As another user it names what is missing, in one line to give to root, and exits 1.
@@ -12,16 +13,16 @@ build_packages="gcc libc6-dev cmake ninja-build pkg-config protobuf-c-compiler l
   libnanomsg-dev libyaml-dev libjansson-dev libxxhash-dev liburing-dev libpng-dev libwebp-dev libsndfile1-dev
   libopenblas-dev libmicrohttpd-dev libcurl4-openssl-dev libwslay-dev nettle-dev"
 run_packages="libevent-core-2.1-7 libprotobuf-c1 libnanomsg5 libyaml-0-2 libjansson4 libxxhash0 liburing2 libpng16-16
-  libwebp7 libwebpmux3 libsndfile1 libopenblas0 libmicrohttpd12 libcurl4 libwslay1
-  libnettle8"
-tests_packages="libcmocka-dev protobuf-compiler clang libclang-rt-dev python3 ca-certificates curl"
+  libwebp7 libwebpmux3 libsndfile1 libopenblas0 libmicrohttpd12 libcurl4 libwslay1 libnettle8"
+comfyui_packages="python3 ca-certificates"
+tests_packages="libcmocka-dev protobuf-compiler clang libclang-rt-dev $comfyui_packages curl"
 
 # The first Debian 12 build of libevent with its security fixes.
 libevent_package=libevent-core-2.1-7
 libevent_wanted=2.1.12-stable-8+deb12u1
 
 usage() {
-    sed -n '2,8s/^# \{0,1\}//p' "$0"
+    sed -n '2,9s/^# \{0,1\}//p' "$0"
 }
 
 say() {
@@ -33,13 +34,14 @@ for argument in "$@"; do
     case $argument in
         --build) wanted=$build_packages ;;
         --run) wanted=$run_packages ;;
+        --comfyui) wanted="$build_packages $comfyui_packages" ;;
         --tests) wanted="$build_packages $tests_packages" ;;
         -h | --help)
             usage
             exit 0
             ;;
         *)
-            say "unknown option '$argument'; allowed are --build, --run and --tests" >&2
+            say "unknown option '$argument'; allowed are --build, --run, --comfyui and --tests" >&2
             exit 2
             ;;
     esac

@@ -414,8 +414,10 @@ static bool ask_worker(struct rv_front_posting *p)
                                             .timeout_us = VALIDATE_US,
                                             .answer_max = VALIDATE_ANSWER_MAX};
 
-    if (!worker || rv_front_call(p->front, worker, &options, on_judged, p, &p->call) < 0)
+    if (!worker || rv_front_call(p->front, worker, &options, on_judged, p, &p->call) < 0) {
+        p->call = NULL;
         return false;
+    }
     rv_front_wait(p->request, on_gone, p);
     return true;
 }

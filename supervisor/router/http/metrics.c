@@ -169,7 +169,7 @@ static void write_types(FILE *out, const struct rv_router *r)
     }
 }
 
-_Static_assert(RV_OUTCOMES_MAX > RESVISOR__V1__ERROR_CODE__ERROR_USAGE, "a counter per error code");
+_Static_assert(RV_OUTCOMES_MAX > RESVISOR__V1__ERROR_CODE__ERROR_FILE_DAMAGED, "a counter per error code");
 
 void rv_http_render_metrics(struct rv_http_request *request, const Resvisor__V1__Reply *reply, int fd)
 {

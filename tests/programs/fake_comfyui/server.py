@@ -116,7 +116,7 @@ class PromptServer:
                 await before
             try:
                 await faults.push(socket, kind, parameters)
-            except OSError:
+            except (OSError, AttributeError):  # the other side has gone; asyncio may say the latter then
                 pass
             faults.note(pushed=kind, client=client)
 
