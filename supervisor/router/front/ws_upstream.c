@@ -394,17 +394,37 @@ void rv_ws_upstreams_leave(struct rv_ws_client *client)
     }
 }
 
+static size_t unsent_total(const struct rv_front_ws *ws)
+{
+    const struct rv_ws_upstream *upstream;
+    size_t total = 0;
+
+    TAILQ_FOREACH (upstream, &ws->upstreams, link)
+        total += rv_ws_link_unsent(&upstream->socket);
+    return total;
+}
+
 void rv_ws_upstreams_send(struct rv_ws_client *client, bool text, const uint8_t *bytes, size_t length)
 {
     struct rv_ws_upstream *upstream;
+    size_t total = 0;
 
     TAILQ_FOREACH (upstream, &client->ws->upstreams, link) {
+        size_t waiting;
+
         if (upstream->client != client || !has_socket(upstream))
             continue;
-        if (rv_ws_link_unsent(&upstream->socket) + length > RV_WS_UNSENT_WORKER)
+        waiting = rv_ws_link_unsent(&upstream->socket) + length;
+        if (waiting >= RV_WS_COUNTED_FROM && total == 0)
+            total = unsent_total(client->ws);
+        if (waiting > RV_WS_UNSENT_WORKER) {
             rv_ws_link_abort(&upstream->socket, "it does not read what clients send to it");
-        else
-            (void)rv_ws_link_send(&upstream->socket, text, bytes, length);
+        } else if (waiting >= RV_WS_COUNTED_FROM && total + length > RV_WS_UNSENT_WORKERS) {
+            rv_ws_link_close(&client->socket, 1013, "too much waits for workers that do not read", false);
+            return;
+        } else if (rv_ws_link_send(&upstream->socket, text, bytes, length) == 0) {
+            total += total ? length : 0;
+        }
     }
 }
 
