@@ -83,6 +83,17 @@ static void on_rested(int fd, short what, void *context)
     connect_to(context);
 }
 
+/* Clients that come and go would fill the log. */
+static bool may_warn(struct rv_front_ws *ws)
+{
+    uint64_t now = rv_now_us();
+
+    if (now < ws->quiet_until)
+        return false;
+    ws->quiet_until = now + RV_WS_WARN_US;
+    return true;
+}
+
 /* It is tried again while its worker is ready: one that restarts brings a new socket by being ready again. */
 static void fail(struct rv_ws_upstream *upstream, const char *why)
 {
@@ -93,7 +104,8 @@ static void fail(struct rv_ws_upstream *upstream, const char *why)
         destroy(upstream);
         return;
     }
-    if (upstream->failures++ == 1) /* the first time it may be the worker's end, of which we hear in a moment */
+    /* The first time it may be the worker's end, of which we hear in a moment. */
+    if (upstream->failures++ == 1 && may_warn(upstream->ws))
         rv_log_warning("a client's socket to worker %s does not stay open: %s; trying again", upstream->worker, why);
     for (unsigned i = 1; i < upstream->failures && rest < RV_WS_REST_MAX_US; i++)
         rest *= 2;
@@ -278,8 +290,9 @@ void rv_ws_upstream_add(struct rv_ws_client *client, const struct rv_worker_entr
     bool taken = false;
 
     if (ws->upstream_count >= RV_WS_UPSTREAMS_MAX || !(upstream = calloc(1, sizeof(*upstream)))) {
-        rv_log_warning("a client gets no events of worker %s: %u sockets to workers are open", worker->name,
-                       ws->upstream_count);
+        if (may_warn(ws))
+            rv_log_warning("a client gets no events of worker %s: %u sockets to workers are open", worker->name,
+                           ws->upstream_count);
         return;
     }
     upstream->ws = ws;
