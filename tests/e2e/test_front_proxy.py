@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import json
 import re
+import select
 import uuid
 
 import pytest
@@ -520,6 +521,25 @@ def test_a_worker_that_is_silent_is_given_up(tmp_path):
         stage.fakes["image"].fault("GET /embeddings", "half_body")
         with stage.client() as client, pytest.raises((http.client.HTTPException, ConnectionError)):
             client.get("/embeddings")
+    finally:
+        stage.fakes["image"].clear()
+        stage.service.end()
+
+
+def test_an_upload_waits_for_a_worker_that_is_busy(tmp_path):
+    """As long as http.worker_timeout allows: the client could not send more, so its own time does not run."""
+    stage = Stage(tmp_path / "busy", timeout="2s")
+    size = 64 * MIB
+    try:
+        stage.fakes["image"].fault("POST /fake_pack/echo", "stall_unread")
+        with web.raw(stage.service) as sock:
+            head = b"POST /fake_pack/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
+            sent = send_until_it_stops(sock, head)
+            assert not select.select([sock], [], [], 7)[0]  # longer than three times http.timeout
+            stage.fakes["image"].clear()
+            sock.settimeout(web.TIMEOUT_S)
+            sock.sendall(b"x" * (size - sent))
+            assert web.read_head(sock).startswith(b"HTTP/1.1 502 ")
     finally:
         stage.fakes["image"].clear()
         stage.service.end()

@@ -7,6 +7,7 @@
  * answer has begun: the client gets an error; within it: its connection is closed before the end that was promised.
  */
 #include <errno.h>
+#include <event2/event.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -615,6 +616,7 @@ size_t rv_front_take(struct rv_http_request *request, const char *data, size_t l
     n = buffer_put(&x->up, data, length);
     if (n < length) {
         x->blocked = true;
+        (void)event_del(request->deadline); /* the worker's time runs, not the client's */
         rv_http_suspend(request);
     }
     go_on(x, true, false);
