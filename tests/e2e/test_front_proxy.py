@@ -297,6 +297,12 @@ def test_an_answer_that_switches_protocols_is_a_bad_gateway(stage):
         assert (answer.status, error_of(answer)) == (502, "worker_answer_invalid")
 
 
+@pytest.mark.parametrize("status", ["000", "099"])
+def test_an_answer_with_a_status_that_is_none_is_a_bad_gateway(stage, status):
+    stage.fakes["image"].fault("GET /fake_pack/who", "status", status=status, body="x" * 300_000)
+    assert stage.get("/fake_pack/who").status == 502
+
+
 def test_a_folded_field_of_an_answer_is_not_given_on(stage):
     stage.fakes["image"].fault("GET /fake_pack/who", "folded")
     answer = stage.get("/fake_pack/who")

@@ -169,7 +169,7 @@ static size_t on_head(char *line, size_t size, size_t count, void *context)
         long status = 0;
 
         (void)curl_easy_getinfo(x->transfer.easy, CURLINFO_RESPONSE_CODE, &status);
-        if (status == 101) /* nobody asked for that; what follows is no answer, and has no end */
+        if (status < 100 || status == 101) /* nobody asked for 101; what follows is no answer, and has no end */
             return 0;
         x->status = (unsigned)status;
         x->head_done = status >= 200;
