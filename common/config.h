@@ -41,6 +41,7 @@ struct rv_config_type { /* types.NAME */
     char *directory;    /* absolute, holds main.py; kind comfyui, as the next two */
     char *state_folder; /* absolute; what each worker has of its own lies below; "" = the launcher's default */
     char *pooling;      /* "preferred", "required", "off" */
+    char *fast_start;   /* "auto", "off" */
     char *models[RV_TYPE_MODELS_MAX]; /* configured names; attached by each worker in this order */
     uint32_t model_count;
     char *accepts[RV_ACCEPTS_MAX]; /* kinds of graphs, words of graph_route.h; none = the type's own name */

@@ -122,6 +122,10 @@ static const struct rv_key keys[] = {
      "Kind `comfyui` only. What happens when ComfyUI's loader cannot be connected with the pool: `preferred` leaves it "
      "to ComfyUI's own loader and shows `unpooled` with the reason, `required` makes the worker FAILED. `off` never "
      "connects it, for comparison."},
+    {"types.*.fast_start", RV_KEY_WORD, TYPE(fast_start), 0, 0, false, "auto|off", "auto",
+     "Kind `comfyui` only. `auto` forks workers from a template process, which has imported torch, other packages and, "
+     "with `--cpu`, ComfyUI's own modules; types that have the same ComfyUI, Python, arguments and environment share "
+     "one. `off` starts each worker from nothing."},
     {"types.*.models", RV_KEY_LIST, TYPE_LIST(models, model_count), 0, RV_TYPE_MODELS_MAX, false, NULL, "",
      "Names of models that each worker attaches at start, in this order. Jobs use the first unless they name another."},
     {"types.*.accepts", RV_KEY_LIST, TYPE_LIST(accepts, accept_count), 0, RV_ACCEPTS_MAX, false,
@@ -192,6 +196,7 @@ static const struct {
     {"types.*.executor", "native"},     {"types.*.script", "python"},        {"types.*.python", "python|comfyui"},
     {"types.*.args", "python|comfyui"}, {"types.*.models", "native|python"}, {"types.*.mapping", "native|python"},
     {"types.*.directory", "comfyui"},   {"types.*.state_folder", "comfyui"}, {"types.*.pooling", "comfyui"},
+    {"types.*.fast_start", "comfyui"},
 };
 
 const char *rv_key_kinds(const struct rv_key *key)

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import traceback
+from typing import TYPE_CHECKING
 
 from .. import Error, ErrorCode
 from ..worker import Worker
@@ -23,6 +24,9 @@ from .jobs import Jobs, PromptThreadDied
 from .pool import Pool
 from .report import Report, log
 from .server import Server, ServerError, listen
+
+if TYPE_CHECKING:
+    from .preload import Preloaded
 
 EXIT_CONFIG = 78  # the supervisor does not start such a worker again by itself
 START_S = 24 * 3600.0  # the supervisor's start_timeout comes long before
@@ -122,8 +126,18 @@ def _port(arguments: list[str], worker: str) -> int:
     return port
 
 
+def own_arguments(arguments: list[str]) -> list[str]:
+    """Those of the configuration that ComfyUI itself gets: address and port are the launcher's. Usage."""
+    found = list(arguments)
+    for flag in ("--port", "--listen"):
+        _take(found, flag)
+    return found
+
+
 class Launcher:
-    def __init__(self, worker: Worker, options: argparse.Namespace) -> None:
+    """preloaded: what the template that this process was forked from has imported already."""
+
+    def __init__(self, worker: Worker, options: argparse.Namespace, preloaded: "Preloaded | None" = None) -> None:
         self.worker = worker
         self.main = pathlib.Path(os.path.abspath(options.main))
         if self.main.is_dir():
@@ -131,9 +145,13 @@ class Launcher:
         self.directory = self.main.parent
         self.pooling: str = options.pooling
         self.arguments: list[str] = list(options.arguments)
-        self.report = Report()
+        self.preloaded = preloaded
+        self.report = preloaded.report if preloaded else Report()
         self.pool = Pool(worker.connection)
         self.hooks = Hooks(self.pool, self.report)
+        if preloaded and preloaded.hooks:  # installed there, before others could take names
+            self.hooks = preloaded.hooks
+            self.hooks.pool = self.pool
         for flag in ("--tls-keyfile", "--tls-certfile", "--quick-test-for-ci"):
             if _given(self.arguments, flag):
                 raise Usage(f"{flag} does not work in a worker; take it out of types.{worker.type}.args")
@@ -145,13 +163,16 @@ class Launcher:
     def run(self) -> int:
         if self.pooling == "off":
             self.report.problem(f"types.{self.worker.type}.pooling is off")
-        else:
+        elif not (self.preloaded and self.preloaded.hooks):
             self.hooks.install()
         self.server.install()
         threading.Thread(target=self._serve, name="resvisor-jobs", daemon=True).start()
         os.chdir(self.directory)
-        sys.path[0] = str(self.directory)  # `python -m` has put the working folder there
         sys.argv = [str(self.main), *self.arguments]
+        if self.preloaded:
+            self.preloaded.set_arguments(self.arguments)
+        else:
+            sys.path[0] = str(self.directory)  # `python -m` has put the working folder there
         runpy.run_path(str(self.main), run_name="__main__")
         return 0
 
@@ -219,12 +240,12 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], preloaded: "Preloaded | None" = None) -> int:
     options = parse(arguments)
     faulthandler.enable()
     try:
         worker = Worker.open(models=())
-        launcher = Launcher(worker, options)
+        launcher = Launcher(worker, options, preloaded)
     except Error as error:
         print(f"resvisor.comfyui: {error}", file=sys.stderr)
         return 2 if error.code is ErrorCode.USAGE else 1
