@@ -197,13 +197,31 @@ static void adopt(struct birth *b, pid_t pid, int pidfd)
     done(s, child, RV_FORK_BORN, way);
 }
 
+static struct birth *find(const struct rv_supervisor *s, uint64_t id)
+{
+    struct birth *b;
+
+    TAILQ_FOREACH (b, &s->children->births->all, link)
+        if (b->id == id)
+            return b;
+    return NULL;
+}
+
 static void look(struct birth *b)
 {
+    struct rv_supervisor *s = b->supervisor;
     const char *why = NULL;
+    uint64_t id = b->id;
     int pidfd = -1, r;
     pid_t pid = 0;
 
     r = receive(b, &pidfd, &pid, &why);
+    if (r == 0) { /* a template that refused has said why, and then closed its copy of the channel */
+        rv_template_listen(b->template);
+        b = find(s, id);
+        if (!b)
+            return;
+    }
     if (r == -EAGAIN)
         return;
     if (r == 1) {
@@ -233,10 +251,17 @@ static void on_event(int socket, short what, void *context)
 
 void rv_births_read(struct rv_supervisor *s)
 {
-    struct birth *b, *next;
+    uint64_t last = s->children->births->next_id;
 
-    for (b = TAILQ_FIRST(&s->children->births->all); b; b = next) {
-        next = TAILQ_NEXT(b, link); /* a failed one starts again, by which only new ones are added, at the end */
+    /* By number: to look at one may end others, and start new ones. */
+    for (uint64_t id = 0; id < last;) {
+        struct birth *b = TAILQ_FIRST(&s->children->births->all);
+
+        while (b && b->id <= id)
+            b = TAILQ_NEXT(b, link);
+        if (!b || b->id > last)
+            return;
+        id = b->id;
         look(b);
     }
 }
@@ -391,14 +416,10 @@ out:
 
 void rv_birth_refused(struct rv_supervisor *s, uint64_t id, bool renewed, const char *why)
 {
-    struct birth *b;
+    struct birth *b = find(s, id);
 
-    TAILQ_FOREACH (b, &s->children->births->all, link) {
-        if (b->id != id)
-            continue;
+    if (b)
         fail(b, renewed ? RV_FORK_RENEWED : RV_FORK_FAILED, why);
-        return;
-    }
 }
 
 void rv_births_forget(struct rv_supervisor *s, const struct rv_child *child)

@@ -296,6 +296,12 @@ void rv_template_counts_fork(struct rv_template *t)
     t->record->forks++;
 }
 
+void rv_template_listen(struct rv_template *t)
+{
+    if (t->child.session)
+        rv_peer_drain(t->child.session->peer);
+}
+
 void rv_template_is_hung(struct rv_template *t, const char *reason)
 {
     rv_child_kill(&t->child, reason);

@@ -130,10 +130,10 @@ def serve(control: socket.socket, preloaded: Preloaded) -> Request | None:
                     return request
         except (Unfit, OSError) as error:
             refusal = str(error)
+        if refusal:  # before its channel is closed, which says only that there is no worker
+            wire.send(control, wire.ERROR, [(1, code), (2, refusal)], request.id)
         for fd in request.fds:
             os.close(fd)
-        if refusal:
-            wire.send(control, wire.ERROR, [(1, code), (2, refusal)], request.id)
         if changed:
             return None
         if useless:
@@ -193,8 +193,9 @@ def become(control: socket.socket, request: Request, preloaded: Preloaded, handl
         elif signal.getsignal(number) is not handler:
             signal.signal(number, handler if isinstance(handler, signal.Handlers) else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    coerced = {name: os.environ[name] for name in ("LC_CTYPE",) if name in os.environ}  # Python sets it where there is no locale
     os.environ.clear()
-    os.environ.update(request.environment)
+    os.environ.update(coerced | request.environment)
     os.umask(request.umask)
     for kind, soft, hard in request.limits:
         resource.setrlimit(kind, tuple(-1 if limit == 2**64 - 1 else limit for limit in (soft, hard)))  # type: ignore[arg-type]
