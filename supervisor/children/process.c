@@ -429,7 +429,7 @@ static bool incarnation_is_alive(const struct rv_children *c, uint64_t incarnati
     return false;
 }
 
-void rv_children_sweep_strays(struct rv_supervisor *s)
+static void sweep(struct rv_supervisor *s)
 {
     char path[64], text[16 * 1024];
     ssize_t n;
@@ -468,4 +468,12 @@ void rv_children_sweep_strays(struct rv_supervisor *s)
         rv_log_warning("process %d was left behind by a worker that is gone; killing it", (int)pid);
         (void)kill(pid, SIGKILL); /* it cannot be reaped, so its id cannot be reused, before we acknowledge its exit */
     }
+}
+
+void rv_children_sweep_strays(struct rv_supervisor *s)
+{
+    /* The list is exact only while no child is taken off it (proc(5)), and the keeper reaps the one whose exit was
+     * acknowledged just now. That can spoil one of two readings. */
+    sweep(s);
+    sweep(s);
 }
