@@ -29,7 +29,7 @@ def make(make_service, tmp_path):
         service = make_service(config)
         common = {
             "kind": "comfyui", "directory": str(stub), "python": sys.executable, "pooling": "off",
-            "state_folder": str(tmp_path / "state"), "start_timeout": "60s",
+            "state_folder": str(tmp_path / "state"), "start_timeout": "60s", "fast_start": "off",
         }  # fmt: skip
         service.config["types"] = {name: {**common, **keys} for name, keys in types.items()}
         service.stub, service.state = stub, tmp_path / "state" / "comfyui"
@@ -226,9 +226,8 @@ def test_a_damaged_extra_model_paths_file_is_named(make, tmp_path, content, plac
 
 
 def test_restore_config_of_another_kind_or_no_type(make):
-    service = make({"image": {}, "plain": {"kind": "native", "executor": "image"}})
-    for key in ("directory", "python", "pooling", "state_folder"):
-        del service.config["types"]["plain"][key]
+    service = make({"image": {}})
+    service.config["types"]["plain"] = {"kind": "native", "executor": "image"}
     service.write_config()
     for name, word in (("plain", "kind native"), ("nothing", "no workflow type")):
         result = service.cli("restore-config", name, "-c", service.config_file, check=False)
