@@ -91,7 +91,8 @@ struct rv_config {
     char *http_listen;     /* "host:port", "" = off */
     char *http_token_file; /* required unless http_listen is loopback */
     uint32_t http_connections;
-    uint64_t http_timeout_us; /* a head must be there; three times as long for the rest */
+    uint64_t http_worker_timeout_us; /* silence of a worker that a request was passed on to */
+    uint64_t http_timeout_us;        /* a head must be there; three times as long for the rest */
 
     uint64_t pool_budget; /* bytes; 0 = no limit; a percentage in the file is of MemTotal */
     enum rv_huge_pages huge_pages;

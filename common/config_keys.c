@@ -69,6 +69,10 @@ static const struct rv_key keys[] = {
      "A client that has not sent the head of its request after this time is cut off; so is one that needs three times "
      "as "
      "long for the rest of it, that takes nothing of its answer for so long, or that is idle between two requests."},
+    {"http.worker_timeout", RV_KEY_DURATION, TOP(http_worker_timeout_us), SECOND, HOUR, false, NULL, "5m",
+     "A request that was passed on to a ComfyUI worker ends with status 504 when the worker is silent for so long. "
+     "While "
+     "a node holds Python's lock, ComfyUI's server is silent too."},
 
     {"pool.budget", RV_KEY_SIZE, TOP(pool_budget), 0, 1024 * TIB, true, NULL, "75%",
      "Memory that all models together may take. A percentage is a share of the machine's memory. 0 means no limit."},

@@ -10,9 +10,9 @@ set -eu
 
 build_packages="gcc libc6-dev cmake ninja-build pkg-config protobuf-c-compiler libprotobuf-c-dev libevent-dev
   libnanomsg-dev libyaml-dev libjansson-dev libxxhash-dev liburing-dev libpng-dev libwebp-dev libsndfile1-dev
-  libopenblas-dev libmicrohttpd-dev"
+  libopenblas-dev libmicrohttpd-dev libcurl4-openssl-dev libwslay-dev"
 run_packages="libevent-core-2.1-7 libprotobuf-c1 libnanomsg5 libyaml-0-2 libjansson4 libxxhash0 liburing2 libpng16-16
-  libwebp7 libwebpmux3 libsndfile1 libopenblas0 libmicrohttpd12"
+  libwebp7 libwebpmux3 libsndfile1 libopenblas0 libmicrohttpd12 libcurl4 libwslay1"
 tests_packages="libcmocka-dev protobuf-compiler clang libclang-rt-dev python3 ca-certificates curl"
 
 # The first Debian 12 build of libevent with its security fixes.

@@ -328,6 +328,7 @@ static void setup_fill(struct rv_router *r, struct setup *setup)
     m->http_token = setup->http_token;
     m->http_connections = config->http_connections;
     m->http_timeout_ms = config->http_timeout_us / RV_MSEC;
+    m->http_worker_timeout_ms = config->http_worker_timeout_us / RV_MSEC;
     if (config->http_token_file[0] && !setup->http_token[0]) /* better no front than an open one */
         m->http_listen = (char *)"";
     m->epoch = rv_wall_ms() * 1000 + ++r->record->epoch % 1000; /* another one each time, also after a restart of all */

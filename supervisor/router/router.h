@@ -97,12 +97,12 @@ struct rv_job_record {
     uint8_t digest[RV_DIGEST_SIZE];
     int32_t priority;
     uint32_t attempts;
-    double number; /* order among equal priorities: the lower one is first */
-    bool hidden;   /* a client has deleted it from the history */
-    uint8_t *submit; /* packed, for the worker; NULL once it has ended */
+    double number;                                      /* order among equal priorities: the lower one is first */
+    bool hidden;                                        /* a client has deleted it from the history */
+    uint8_t *submit;                                    /* packed, for the worker; NULL once it has ended */
     uint32_t submit_length, payload_at, payload_length; /* the payload inside it */
-    struct rv_worker_entry *worker; /* runs it */
-    struct rv_worker_entry *holder; /* keeps its result until JobAck */
+    struct rv_worker_entry *worker;                     /* runs it */
+    struct rv_worker_entry *holder;                     /* keeps its result until JobAck */
     char worker_name[RV_WORKER_NAME_MAX + 1];
     int error_code;
     char *error_message, *error_remedy; /* NULL = the table's */
@@ -287,10 +287,10 @@ int rv_submit_check_id(const char *id, struct rv_error *err);
 
 /* How a job came, if not by RPC. */
 struct rv_submit_options {
-    uint32_t payload_max; /* bytes */
-    bool front;           /* before its equals */
-    bool has_number;      /* else one is minted */
-    double number;        /* of equal priorities the lower number is first */
+    uint32_t payload_max;                                    /* bytes */
+    bool front;                                              /* before its equals */
+    bool has_number;                                         /* else one is minted */
+    double number;                                           /* of equal priorities the lower number is first */
     void (*added)(struct rv_job_record *job, void *context); /* it is new, and in no queue yet; may be NULL */
     void *context;
 };

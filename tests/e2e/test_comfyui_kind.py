@@ -43,7 +43,7 @@ def port_of(service, number=0):
 
 
 def ask(port):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/prompt", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/prompt", timeout=60) as answer:
         return json.load(answer)
 
 

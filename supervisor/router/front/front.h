@@ -28,12 +28,13 @@
 #include "../http/http.h"
 #include "match.h"
 
-#define RV_FRONT_PROMPT_MAX (16u * 1024 * 1024) /* bytes of a body of POST /prompt: workflows embed images */
-#define RV_FRONT_BODY_MAX (1024u * 1024)        /* of other bodies that are read here */
+#define RV_FRONT_PROMPT_MAX (16u * 1024 * 1024)   /* bytes of a body of POST /prompt: workflows embed images */
+#define RV_FRONT_BODY_MAX (1024u * 1024)          /* of other bodies that are read here */
 #define RV_FRONT_ANSWER_MAX (64ull * 1024 * 1024) /* of a worker's answer that is read here, as object_info is */
-#define RV_FRONT_TYPE_FIELD "X-Resvisor-Type" /* of a request: a worker of that type shall answer */
+#define RV_FRONT_COOKIE "resvisor_token"          /* shows the token of a browser that was let in by /?token=… */
+#define RV_FRONT_TYPE_FIELD "X-Resvisor-Type"     /* of a request: a worker of that type shall answer */
 #define RV_FRONT_WORKER_FIELD "X-Resvisor-Worker" /* that worker: "image/0" */
-#define RV_FRONT_RETRY_MS 2000u                 /* Retry-After while a worker starts */
+#define RV_FRONT_RETRY_MS 2000u                   /* Retry-After while a worker starts */
 
 struct rv_front_upstream; /* upstream.c */
 struct rv_front_exchange; /* proxy.c */
@@ -65,8 +66,9 @@ void rv_front_close(struct rv_router *router);
 /* What others tell; each may be called with router->front == NULL. */
 void rv_front_worker_ready(struct rv_router *router, struct rv_worker_entry *worker);
 void rv_front_worker_gone(struct rv_router *router, struct rv_worker_entry *worker); /* freed afterwards */
-void rv_front_job_ending(struct rv_router *router, struct rv_job_record *job); /* its submit is still there */
-void rv_front_job_ended(struct rv_router *router, struct rv_job_record *job); /* state and error are set, submit is gone */
+void rv_front_job_ending(struct rv_router *router, struct rv_job_record *job);       /* its submit is still there */
+void rv_front_job_ended(struct rv_router *router,
+                        struct rv_job_record *job); /* state and error are set, submit is gone */
 void rv_front_job_removed(struct rv_router *router, struct rv_job_record *job); /* freed afterwards: free job->prompt */
 void rv_front_queue_changed(struct rv_router *router); /* a job was queued, was started, or has ended */
 
@@ -160,9 +162,13 @@ void rv_front_release(struct rv_http_request *request);
 int rv_front_upstream_init(struct rv_front *front);
 void rv_front_upstream_stop(struct rv_front *front);
 void rv_front_upstream_fini(struct rv_front *front);
+void rv_front_upstream_worker_gone(struct rv_front *front, const struct rv_worker_entry *worker);
 
 /* At the end of the head: sends the request on. A response is set if that cannot be. */
 void rv_front_pass_on(struct rv_http_request *request);
+
+/* The client names a type or a worker: nobody else answers. */
+bool rv_front_is_pinned(const struct rv_http_request *request);
 
 /* The same later, to that worker: for a handler without a body that had to find out which. After rv_front_wait. */
 void rv_front_pass_on_to(struct rv_http_request *request, struct rv_worker_entry *worker);
@@ -173,7 +179,8 @@ size_t rv_front_take(struct rv_http_request *request, const char *data, size_t l
 /* There is no more of the body. */
 void rv_front_end_body(struct rv_http_request *request);
 
-/* ---- call.c: a small request of our own to a worker --------------------------------------------------------------- */
+/* ---- call.c: a small request of our own to a worker ---------------------------------------------------------------
+ */
 
 struct rv_front_call_options {
     const char *method, *path; /* "/api/object_info" */

@@ -8,8 +8,13 @@
 #include "gather.h"
 #include "join.h"
 
-#define FIRST_US (60 * RV_SEC) /* the primary's answer, if nothing is known of it */
-#define OTHER_US (2 * RV_SEC)  /* another type's; a node that holds Python's lock shall not hold up a page */
+#define OTHER_US (2 * RV_SEC) /* another type's; a node that holds Python's lock shall not hold up a page */
+
+/* The primary's answer, if nothing is known of it. */
+static uint64_t first_us(const struct rv_front *front)
+{
+    return front->router->setup->http_worker_timeout_ms * RV_MSEC;
+}
 
 /* What a type last said of its node classes: used while it is too busy to say it. */
 struct cached {
@@ -117,7 +122,8 @@ static void nodes_done(struct rv_front_gather *gather)
 {
     answer_joined(gather, false, true);
     for (unsigned i = 0; i < gather->count; i++)
-        if (is_good(&gather->parts[i]) && rv_front_find(gather->front, gather->parts[i].worker, gather->parts[i].incarnation))
+        if (is_good(&gather->parts[i]) &&
+            rv_front_find(gather->front, gather->parts[i].worker, gather->parts[i].incarnation))
             keep_nodes(gather->front, &gather->parts[i]);
 }
 
@@ -131,32 +137,38 @@ static void arrays_done(struct rv_front_gather *gather)
     answer_joined(gather, true, false);
 }
 
-static void gather_types(struct rv_http_request *request, void (*done)(struct rv_front_gather *gather), uint64_t first_us)
+static void gather_types(struct rv_http_request *request, void (*done)(struct rv_front_gather *gather),
+                         uint64_t limit_us)
 {
-    struct rv_front_gather *gather = rv_front_gather_create(request, done);
+    struct rv_front_gather *gather;
     struct rv_front_call_options options = {.method = "GET", .path = request->uri};
 
+    if (rv_front_is_pinned(request)) {
+        rv_front_pass_on(request);
+        return;
+    }
+    gather = rv_front_gather_create(request, done);
     if (!gather)
         return;
     rv_front_gather_types(gather);
-    rv_front_gather_start(gather, &options, first_us, OTHER_US);
+    rv_front_gather_start(gather, &options, limit_us, OTHER_US);
 }
 
 void rv_front_object_info(struct rv_http_request *request)
 {
     struct rv_front *front = request->http->router->front;
 
-    gather_types(request, nodes_done, cached_of(front, front->primary)->text ? OTHER_US : FIRST_US);
+    gather_types(request, nodes_done, cached_of(front, front->primary)->text ? OTHER_US : first_us(front));
 }
 
 void rv_front_object_info_one(struct rv_http_request *request)
 {
-    gather_types(request, class_done, FIRST_US);
+    gather_types(request, class_done, first_us(request->http->router->front));
 }
 
 void rv_front_extensions(struct rv_http_request *request)
 {
-    gather_types(request, arrays_done, FIRST_US);
+    gather_types(request, arrays_done, first_us(request->http->router->front));
 }
 
 /* ---- system_stats ----------------------------------------------------------------------------------------------- */
@@ -180,8 +192,7 @@ static void add_devices(json_t *devices, const json_t *others)
     json_t *device;
     size_t i, k;
 
-    json_array_foreach(others, i, device)
-    {
+    json_array_foreach (others, i, device) {
         bool known = false;
 
         for (k = 0; k < json_array_size(devices); k++)
@@ -196,7 +207,8 @@ static json_t *join_stats(const struct rv_front_gather *gather)
     json_t *stats = NULL;
 
     for (unsigned i = 0; i < gather->count; i++) {
-        json_t *one = is_good(&gather->parts[i]) ? json_loadb(gather->parts[i].text, gather->parts[i].length, 0, NULL) : NULL;
+        json_t *one =
+            is_good(&gather->parts[i]) ? json_loadb(gather->parts[i].text, gather->parts[i].length, 0, NULL) : NULL;
 
         if (!stats && json_is_object(one)) {
             stats = json_incref(one);
@@ -218,8 +230,8 @@ static json_t *pool_of(const Resvisor__V1__Status *status)
     for (size_t i = 0; i < status->n_models; i++) {
         const Resvisor__V1__ModelStatus *m = status->models[i];
 
-        (void)json_array_append_new(models, json_pack("{s:s, s:s, s:I, s:I}", "name", m->name, "state", m->state, "bytes",
-                                                      (json_int_t)m->bytes, "leases", (json_int_t)m->leases));
+        (void)json_array_append_new(models, json_pack("{s:s, s:s, s:I, s:I}", "name", m->name, "state", m->state,
+                                                      "bytes", (json_int_t)m->bytes, "leases", (json_int_t)m->leases));
     }
     pool = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "version", status->version, "pool_bytes",
                      (json_int_t)status->pool_bytes, "pool_budget", (json_int_t)status->pool_budget, "leases",
@@ -264,7 +276,7 @@ static void stats_done(struct rv_front_gather *gather)
 
 void rv_front_system_stats(struct rv_http_request *request)
 {
-    gather_types(request, stats_done, FIRST_US);
+    gather_types(request, stats_done, first_us(request->http->router->front));
 }
 
 /* ---- free ------------------------------------------------------------------------------------------------------- */
@@ -300,5 +312,5 @@ void rv_front_free(struct rv_http_request *request)
     if (!gather)
         return;
     rv_front_gather_all(gather);
-    rv_front_gather_start(gather, &options, FIRST_US, FIRST_US);
+    rv_front_gather_start(gather, &options, first_us(gather->front), first_us(gather->front));
 }

@@ -24,8 +24,8 @@
 #define HISTORY_MAX (16ull * 1024 * 1024) /* bytes of it that are looked through */
 
 struct place {
-    uint64_t key; /* 0 = empty */
-    uint64_t incarnation;
+    uint64_t key;         /* 0 = empty */
+    uint64_t incarnation; /* 0 = any: the file stays when the worker ends */
     char worker[RV_WORKER_NAME_MAX + 1];
 };
 
@@ -77,6 +77,27 @@ static void remember(struct rv_front *front, uint64_t key, const char *worker, u
     (void)snprintf(place->worker, sizeof(place->worker), "%s", worker);
 }
 
+/* A temporary file goes with the process that made it. */
+static uint64_t lasts(const char *kind, uint64_t incarnation)
+{
+    return strcmp(kind, "temp") == 0 ? incarnation : 0;
+}
+
+/* True = it is known who has it; *ret_worker is NULL while that one is not ready. */
+static bool owner_of(const struct rv_front *front, const struct place *place, struct rv_worker_entry **ret_worker)
+{
+    struct rv_worker_entry *worker;
+
+    TAILQ_FOREACH (worker, &front->router->workers, link) {
+        if (strcmp(worker->name, place->worker) != 0 ||
+            (place->incarnation && place->incarnation != worker->incarnation))
+            continue;
+        *ret_worker = rv_front_worker_is_ready(worker) ? worker : NULL;
+        return true;
+    }
+    return false;
+}
+
 static const struct place *find(const struct rv_front *front, uint64_t key)
 {
     const struct place *place = front->owners->places ? &front->owners->places[key & (PLACES - 1)] : NULL;
@@ -87,20 +108,22 @@ static const struct place *find(const struct rv_front *front, uint64_t key)
 /* ---- what prompts say ------------------------------------------------------------------------------------------- */
 
 /* Every {"filename", "subfolder", "type"} below "outputs", whatever the list is called. */
-static void learn_file(struct rv_front *front, const char *text, struct rv_span item, const struct rv_worker_entry *worker)
+static void learn_file(struct rv_front *front, const char *text, struct rv_span item,
+                       const struct rv_worker_entry *worker)
 {
     static const char *const names[] = {"type", "subfolder", "filename"};
     char values[3][NAME_MAX_BYTES];
     struct rv_span found;
 
     for (unsigned i = 0; i < 3; i++)
-        if (!rv_scan_find(text, item, names[i], &found) ||
-            rv_scan_copy(text, found, values[i], sizeof(values[i])) < 0)
+        if (!rv_scan_find(text, item, names[i], &found) || rv_scan_copy(text, found, values[i], sizeof(values[i])) < 0)
             return;
-    remember(front, key_of(front, values[0], values[1], values[2]), worker->name, worker->incarnation);
+    remember(front, key_of(front, values[0], values[1], values[2]), worker->name,
+             lasts(values[0], worker->incarnation));
 }
 
-static void learn_node(struct rv_front *front, const char *text, struct rv_span node, const struct rv_worker_entry *worker)
+static void learn_node(struct rv_front *front, const char *text, struct rv_span node,
+                       const struct rv_worker_entry *worker)
 {
     struct rv_span key, list, item;
     uint32_t at = 0;
@@ -143,7 +166,8 @@ void rv_front_owners_job_ended(struct rv_front *front, const struct rv_job_recor
         const struct rv_output *output = &job->outputs[i];
         void *text;
 
-        if (strcmp(output->name, HISTORY_NAME) != 0 || output->fd < 0 || output->size == 0 || output->size > HISTORY_MAX)
+        if (strcmp(output->name, HISTORY_NAME) != 0 || output->fd < 0 || output->size == 0 ||
+            output->size > HISTORY_MAX)
             continue;
         text = mmap(NULL, output->size, PROT_READ, MAP_PRIVATE, output->fd, 0);
         if (text == MAP_FAILED)
@@ -183,7 +207,8 @@ static void probed(struct rv_front_gather *gather)
 
         worker = has_it(part) && part->text ? rv_front_find(gather->front, part->worker, part->incarnation) : NULL;
         if (worker)
-            remember(gather->front, key_of_request(request), worker->name, worker->incarnation);
+            remember(gather->front, key_of_request(request), worker->name,
+                     lasts(query_of(request, "type", "output"), worker->incarnation));
     }
     if (!worker) /* nobody has it: ComfyUI's own words for that */
         worker = rv_front_any(gather->front, NULL);
@@ -211,14 +236,21 @@ void rv_front_view(struct rv_http_request *request)
     struct rv_worker_entry *any = rv_front_any(front, NULL), *first = rv_front_next(front, NULL), *worker = NULL;
     const struct place *place = find(front, key_of_request(request));
 
+    if (rv_front_is_pinned(request)) {
+        rv_front_pass_on(request);
+        return;
+    }
     if (!any) {
         rv_front_answer_not_ready(request, NULL);
         return;
     }
     if (strcmp(query_of(request, "type", "output"), "input") == 0 || !rv_http_query(&request->target, "filename"))
         worker = any; /* the folder of inputs is everybody's */
-    else if (place)
-        worker = rv_front_find(front, place->worker, place->incarnation);
+    else if (place && owner_of(front, place, &worker) && !worker) {
+        rv_front_answer_error(request, 503, "worker_not_ready", "try again in a moment", RV_FRONT_RETRY_MS,
+                              "worker %s, which has the file, is restarting", place->worker);
+        return;
+    }
     if (!worker && !rv_front_next(front, first))
         worker = first;
     if (worker)
