@@ -12,6 +12,8 @@
 #include "clock.h"
 #include "output.h"
 
+#define RESTART_US (600 * RV_SEC) /* jobs that run are finished first, and a start may take minutes */
+
 #define CODE(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 #define STOP_TIMEOUT_US UINT64_C(120000000) /* workers may finish their jobs */
 #define ESCAPED_LINE_MAX 8192
@@ -60,7 +62,7 @@ static int run_restart(int argc, char **argv)
     request.restart_type = &body;
     r = rv_cli_connect(&client, &args, RV_SOCKET_CONTROL, &err);
     if (r == 0)
-        r = rv_client_request(&client, &request, RV__FRAME__BODY_DONE, RV_CLIENT_TIMEOUT_US, NULL, NULL, &answer, &err);
+        r = rv_client_request(&client, &request, RV__FRAME__BODY_DONE, RESTART_US, NULL, NULL, &answer, &err);
     if (r == 0)
         (void)snprintf(text, sizeof(text), "%.64s: its workers restart, each after the job that it runs", body.type);
     if (r == 0)

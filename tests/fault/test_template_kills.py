@@ -157,6 +157,7 @@ if os.fork() == 0:
 
 def test_many_forks_keep_no_descriptor(service):
     """Nothing of a template is lost over many forks."""
+    service.wait_quiet()
     before = service.holdings(), procfs.descriptor_count(template(service).pid)
     for _ in range(5):
         service.cli("restart", "image", timeout=60)
