@@ -265,6 +265,7 @@ class Service:
         for type_status in found.types:
             for worker in type_status.workers:
                 pids[worker.id] = worker.pid
+        pids.update({template.id: template.pid for template in found.templates})
         return pids
 
     def holdings(self):
