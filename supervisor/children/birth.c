@@ -28,7 +28,7 @@
 #include "log.h"
 #include "supervisor.h"
 
-#define FORK_US (10 * RV_SEC) /* from the request to the worker's first message: some ms, unless the machine swaps */
+#define FORK_US (10 * RV_SEC) /* without a worker's first message: a fork takes some ms, unless the machine swaps */
 #define BORN_BYTES_MAX 256u
 #define BORN_CAP (16u * 1024) /* memory of the unpacked message */
 
@@ -50,7 +50,13 @@ struct rv_birth_list {
 
 static void birth_free(struct birth *b)
 {
+    static const struct timeval limit = {FORK_US / RV_SEC, 0};
+    struct birth *other;
+
     TAILQ_REMOVE(&b->supervisor->children->births->all, b, link);
+    TAILQ_FOREACH (other, &b->supervisor->children->births->all, link) /* it does one after the other */
+        if (other->template == b->template)
+            (void)event_add(other->event, &limit);
     if (b->event)
         event_free(b->event);
     if (b->socket >= 0)

@@ -168,8 +168,9 @@ void rv_template_on_error(struct rv_template *t, uint64_t id, const Resvisor__V1
 const struct rv_template_record *rv_template_at(const struct rv_supervisor *s, uint32_t i, const char **types,
                                                 uint32_t max, uint32_t *ret_count);
 
-/* Resident memory and its proportional part, in bytes; 0 = not known. Takes some milliseconds: for those who ask. */
-void rv_template_memory(const struct rv_supervisor *s, uint32_t i, uint64_t *ret_rss, uint64_t *ret_pss);
+/* Resident memory in bytes; 0 = not known. Its proportional part is not told: the kernel would walk all of its pages,
+ * for 20 ms and more, in which nobody gets a lease. */
+uint64_t rv_template_rss(const struct rv_supervisor *s, uint32_t i);
 
 /* ---- router_link.c ---- */
 

@@ -401,24 +401,20 @@ const struct rv_template_record *rv_template_at(const struct rv_supervisor *s, u
     return &s->state.templates[i];
 }
 
-void rv_template_memory(const struct rv_supervisor *s, uint32_t i, uint64_t *ret_rss, uint64_t *ret_pss)
+uint64_t rv_template_rss(const struct rv_supervisor *s, uint32_t i)
 {
     pid_t pid = s->state.templates[i].process.pid;
-    char path[64], line[128];
-    unsigned long long kib;
+    unsigned long long pages = 0;
+    char path[64];
     FILE *f;
 
-    *ret_rss = *ret_pss = 0;
     if (pid <= 0)
-        return;
-    (void)snprintf(path, sizeof(path), "/proc/%d/smaps_rollup", (int)pid);
+        return 0;
+    (void)snprintf(path, sizeof(path), "/proc/%d/statm", (int)pid);
     f = fopen(path, "re");
-    while (f && fgets(line, sizeof(line), f)) {
-        if (sscanf(line, "Rss: %llu kB", &kib) == 1)
-            *ret_rss = kib * 1024;
-        else if (sscanf(line, "Pss: %llu kB", &kib) == 1)
-            *ret_pss = kib * 1024;
-    }
+    if (f && fscanf(f, "%*u %llu", &pages) != 1)
+        pages = 0;
     if (f)
         (void)fclose(f);
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }

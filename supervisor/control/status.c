@@ -154,7 +154,7 @@ static void fill_templates(struct rv_supervisor *s, struct answer *a)
         t->types = types;
         t->n_types = count;
         t->uptime_ms = record->process.pid ? (rv_now_us() - record->process.started_us) / RV_MSEC : 0;
-        rv_template_memory(s, i, &t->rss_bytes, &t->pss_bytes);
+        t->rss_bytes = rv_template_rss(s, i);
         t->starts = record->starts;
         t->forks = record->forks;
         t->detail = (char *)record->detail;

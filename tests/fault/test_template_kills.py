@@ -95,6 +95,33 @@ def test_a_template_that_hangs_is_killed_and_the_worker_starts_the_long_way(serv
     assert "made no worker within 10 s" in template(service).last_exit and template(service).pid != before.pid
 
 
+BORN = 'import array, os, socket\nsocket.socket(fileno=os.dup(3)).sendmsg([bytes.fromhex("92050208") + b"\\x01"], {ancillary})'
+STRANGER = "[(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', {fds}))]"
+
+
+@pytest.mark.parametrize(
+    ("says", "reason"),
+    [
+        ("import os\nos.write(3, b'x')", "its first message is not the expected one"),
+        ("import os\nos.write(3, bytes(60000))", "its first message is not the expected one"),
+        (BORN.format(ancillary="[]"), "its first message is not the expected one"),
+        (BORN.format(ancillary=STRANGER.format(fds="[os.pidfd_open(os.getppid())]")), "its pidfd is not its own"),
+        (BORN.format(ancillary=STRANGER.format(fds="[1]")), "its pidfd is not its own"),
+        (BORN.format(ancillary=STRANGER.format(fds="[os.pidfd_open(os.getpid()), 1, 1]")), "its first message is not the expected one"),
+    ],
+)
+def test_a_worker_that_is_not_who_it_says_is_not_taken(service, comfy, says, reason):
+    (comfy.gates / "says").write_text(says)
+    worker = service.worker("image")
+    service.wait_quiet()
+    before = service.holdings()
+    procfs.kill(worker.pid)
+    after = wait_again(service, worker.starts + 1)
+    assert f"; started the long way: {reason}" in after.detail
+    service.wait_quiet()
+    service.assert_holdings(before)
+
+
 @pytest.mark.parametrize("gate", ["middle", "worker", "born"])
 def test_a_stop_in_the_middle_of_a_fork(service, comfy, gate):
     comfy.close(gate)

@@ -111,6 +111,8 @@ FILES = {
             global _threads
             _threads = count
             _gate("born")
+            if _depth and (_folder / "says").exists():  # before the worker says who it is
+                exec((_folder / "says").read_text())
         _seed = [67280421310721]
         def initial_seed():
             return _seed[-1]
