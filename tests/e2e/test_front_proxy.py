@@ -411,6 +411,30 @@ def test_a_worker_that_dies_is_replaced(stage):
     assert stage.get("/users").status == 200
 
 
+def test_a_primary_that_is_not_there(tmp_path):
+    stage = Stage(tmp_path / "gone")
+    try:
+        (stage.fakes["image"].folder / "main.py").write_text("raise SystemExit(78)\n")
+        procfs.kill(stage.pid("image"))
+        stage.service.wait_worker("image", state="FAILED")
+
+        def has_failed():
+            answer = stage.get("/users")
+            assert (answer.status, answer.headers["Retry-After"]) == (503, "2")
+            return error_of(answer) == "worker_failed"
+
+        procfs.wait_until(has_failed, web.TIMEOUT_S, "the router's knowledge of it")
+        assert stage.post("/settings/x", "1").status == 503
+        assert stage.get("/features", headers={"X-Resvisor-Type": "image"}).status == 503
+        for path in ("/", "/features", "/models", "/object_info", "/extensions", "/system_stats"):
+            assert stage.get(path).status == 200, path
+        body, headers = form("late.png", b"x" * 100)
+        assert stage.post("/upload/image", body, headers=headers).status == 200
+        assert stage.get("/view?filename=late.png&type=input").body == b"x" * 100
+    finally:
+        stage.service.end()
+
+
 def test_a_worker_that_is_silent_is_given_up(tmp_path):
     stage = Stage(tmp_path / "silent", worker_timeout="1s")
     try:

@@ -105,8 +105,13 @@ void rv_front_gather_all(struct rv_front_gather *gather)
         add(gather, worker);
 }
 
-void rv_front_gather_start(struct rv_front_gather *gather, const struct rv_front_call_options *options,
-                           uint64_t first_us, uint64_t other_us)
+void rv_front_gather_limit(struct rv_front_gather *gather, uint64_t first_us, uint64_t other_us)
+{
+    for (unsigned i = 0; i < gather->count; i++)
+        gather->parts[i].limit_us = i == 0 ? first_us : other_us;
+}
+
+void rv_front_gather_start(struct rv_front_gather *gather, const struct rv_front_call_options *options)
 {
     struct rv_http_request *request = gather->request;
 
@@ -115,7 +120,7 @@ void rv_front_gather_start(struct rv_front_gather *gather, const struct rv_front
         struct rv_worker_entry *worker = rv_front_find(gather->front, part->worker, part->incarnation);
         struct rv_front_call_options own = *options;
 
-        own.timeout_us = i == 0 ? first_us : other_us;
+        own.timeout_us = part->limit_us;
         part->r = worker ? rv_front_call(gather->front, worker, &own, on_answer, part, &part->call) : -ECONNREFUSED;
         if (part->r == 0)
             gather->left++;

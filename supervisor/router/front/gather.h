@@ -18,6 +18,7 @@ struct rv_front_part {
     struct rv_type *type;
     char worker[RV_WORKER_NAME_MAX + 1];
     uint64_t incarnation;
+    uint64_t limit_us; /* how long it may take */
     int r;
     unsigned status;
     char *text; /* of its answer; NULL = none */
@@ -44,8 +45,10 @@ void rv_front_gather_types(struct rv_front_gather *gather);
 /* Each ready worker, the primary first. */
 void rv_front_gather_all(struct rv_front_gather *gather);
 
-/* Asks them; limits of the first part, and of the others. With nobody to ask the request is answered "not ready". */
-void rv_front_gather_start(struct rv_front_gather *gather, const struct rv_front_call_options *options,
-                           uint64_t first_us, uint64_t other_us);
+/* How long they may take: the first, and each of the others. */
+void rv_front_gather_limit(struct rv_front_gather *gather, uint64_t first_us, uint64_t other_us);
+
+/* Asks them. With nobody to ask the request is answered "not ready". */
+void rv_front_gather_start(struct rv_front_gather *gather, const struct rv_front_call_options *options);
 
 #endif

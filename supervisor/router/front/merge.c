@@ -8,7 +8,9 @@
 #include "gather.h"
 #include "join.h"
 
-#define OTHER_US (2 * RV_SEC) /* another type's; a node that holds Python's lock shall not hold up a page */
+/* A node that holds Python's lock shall not hold up a page: how long another type may take, and one that is known. */
+#define OTHER_US (10 * RV_SEC)
+#define KNOWN_US (2 * RV_SEC)
 
 /* The primary's answer, if nothing is known of it. */
 static uint64_t first_us(const struct rv_front *front)
@@ -137,8 +139,7 @@ static void arrays_done(struct rv_front_gather *gather)
     answer_joined(gather, true, false);
 }
 
-static void gather_types(struct rv_http_request *request, void (*done)(struct rv_front_gather *gather),
-                         uint64_t limit_us)
+static void gather_types(struct rv_http_request *request, void (*done)(struct rv_front_gather *gather), bool cache)
 {
     struct rv_front_gather *gather;
     struct rv_front_call_options options = {.method = "GET", .path = request->uri};
@@ -151,24 +152,26 @@ static void gather_types(struct rv_http_request *request, void (*done)(struct rv
     if (!gather)
         return;
     rv_front_gather_types(gather);
-    rv_front_gather_start(gather, &options, limit_us, OTHER_US);
+    rv_front_gather_limit(gather, first_us(gather->front), OTHER_US);
+    for (unsigned i = 0; cache && i < gather->count; i++)
+        if (cached_of(gather->front, gather->parts[i].type)->text)
+            gather->parts[i].limit_us = KNOWN_US;
+    rv_front_gather_start(gather, &options);
 }
 
 void rv_front_object_info(struct rv_http_request *request)
 {
-    struct rv_front *front = request->http->router->front;
-
-    gather_types(request, nodes_done, cached_of(front, front->primary)->text ? OTHER_US : first_us(front));
+    gather_types(request, nodes_done, true);
 }
 
 void rv_front_object_info_one(struct rv_http_request *request)
 {
-    gather_types(request, class_done, first_us(request->http->router->front));
+    gather_types(request, class_done, false);
 }
 
 void rv_front_extensions(struct rv_http_request *request)
 {
-    gather_types(request, arrays_done, first_us(request->http->router->front));
+    gather_types(request, arrays_done, false);
 }
 
 /* ---- system_stats ----------------------------------------------------------------------------------------------- */
@@ -276,7 +279,7 @@ static void stats_done(struct rv_front_gather *gather)
 
 void rv_front_system_stats(struct rv_http_request *request)
 {
-    gather_types(request, stats_done, first_us(request->http->router->front));
+    gather_types(request, stats_done, false);
 }
 
 /* ---- free ------------------------------------------------------------------------------------------------------- */
@@ -312,5 +315,6 @@ void rv_front_free(struct rv_http_request *request)
     if (!gather)
         return;
     rv_front_gather_all(gather);
-    rv_front_gather_start(gather, &options, first_us(gather->front), first_us(gather->front));
+    rv_front_gather_limit(gather, first_us(gather->front), first_us(gather->front));
+    rv_front_gather_start(gather, &options);
 }

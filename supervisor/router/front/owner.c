@@ -227,7 +227,8 @@ static void probe(struct rv_http_request *request)
         return;
     gather->enough = has_it;
     rv_front_gather_all(gather);
-    rv_front_gather_start(gather, &options, PROBE_US, PROBE_US);
+    rv_front_gather_limit(gather, PROBE_US, PROBE_US);
+    rv_front_gather_start(gather, &options);
 }
 
 void rv_front_view(struct rv_http_request *request)
