@@ -77,10 +77,11 @@ def plain(tmp_path_factory, base):
 @pytest.fixture
 def front(service):
     with Api(service.http_port) as api:
+        # the router hears of a worker a moment after the supervisor
+        procfs.wait_until(lambda: api.get("/system_stats").status == 200, START_S, "a worker")
         yield api
         api.post("/queue", {"clear": True})
         api.post("/interrupt", {})
-        service.wait_ready(timeout=START_S)
 
 
 @pytest.fixture
@@ -247,4 +248,3 @@ def test_a_worker_killed_in_a_prompt(service, tmp_path):
         assert entry["prompt"][2] == graph and entry["prompt"][3]["client_id"] == "me"
         waiting = front.prompt(tiny.image())
         assert waiting.status == 200 and waiting.json["node_errors"] == {}, "it waits for the next worker"
-        assert front.get("/prompt").json == {"exec_info": {"queue_remaining": 1}}

@@ -38,6 +38,12 @@ class Front(Client):
     def run(self, nodes=None, **fields):
         return self.entry(self.id(nodes, **fields))
 
+    def wait_workers(self, *types):
+        """Waits until the router has a ready worker of each type: it hears of one a moment after the supervisor."""
+        for name in types:
+            asked = {"headers": {"X-Resvisor-Type": name}}
+            procfs.wait_until(lambda asked=asked: self.get("/system_stats", **asked).status == 200, 60, f"a worker of {name}")
+
     def queue(self):
         found = self.get("/queue").json
         return [item[1] for item in found["queue_running"]], [item[1] for item in found["queue_pending"]]
@@ -54,7 +60,6 @@ def service(tmp_path_factory, fake):
     service = listen(Service(tmp_path_factory.mktemp("service")))
     service.config["types"] = {"image": fake.type(), "video": fake.type(queue=2)}
     service.start()
-    service.wait_ready(60)
     yield service
     service.end()
 
@@ -62,12 +67,12 @@ def service(tmp_path_factory, fake):
 @pytest.fixture
 def front(service, fake):
     with Front(service) as client:
+        client.wait_workers("image", "video")
         yield client
         fake.clear()
         client.post("/queue", {"clear": True})
         client.post("/interrupt", {})
         procfs.wait_until(lambda: client.queue() == ([], []), WAIT_S, "an empty queue")
-        service.wait_ready(60)
 
 
 def error_of(answer, status=400):
@@ -345,7 +350,8 @@ def test_no_worker_is_ready(front, service, fake):
     worker = service.worker("video")
     fake.fault("GET /prompt", "hang", after="body")  # the handshake of the next one
     os.kill(worker.pid, signal.SIGKILL)
-    procfs.wait_until(lambda: service.worker("video").state != "READY", WAIT_S, "a dead worker")
+    asked = {"headers": {"X-Resvisor-Type": "video"}}
+    procfs.wait_until(lambda: front.get("/system_stats", **asked).status == 503, WAIT_S, "a router that knows of the death")
     prompt_id = front.id(extra_data={"resvisor": {"type": "video"}})
     assert prompt_id in front.queue()[1]
     fake.clear()
@@ -497,12 +503,12 @@ def test_a_client_that_leaves_before_the_judgement(front, service, fake):
 
 
 def test_a_judge_that_dies(front, service, fake):
-    """The prompt is taken as it is, and the next worker runs it."""
+    """The prompt is taken as it is, and the next worker runs it. (retry: the router may not know of the death yet.)"""
     fake.fault("POST /resvisor/validate", "hang", times=1)
     asked = len(fake.requests("/resvisor/validate"))
     prompt_id = str(uuid.uuid4())
     with raw(service) as sock:
-        post_raw(sock, prompt_id=prompt_id)
+        post_raw(sock, prompt_id=prompt_id, extra_data={"resvisor": {"retry": True}})
         fake.wait_request("/resvisor/validate", asked + 1)
         os.kill(service.worker("image").pid, signal.SIGKILL)
         answer = read_all(sock)
@@ -516,9 +522,8 @@ def test_a_stop_while_a_prompt_is_judged(tmp_path):
     service.config["types"] = {"image": fake.type()}
     try:
         service.start()
-        service.wait_ready(60)
         with Front(service) as front:
-            assert procfs.wait_until(lambda: front.get("/queue").status == 200, WAIT_S, "a settled router")
+            front.wait_workers("image")
         fake.fault("POST /resvisor/validate", "hang")
         with raw(service) as sock:
             post_raw(sock)

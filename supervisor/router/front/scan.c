@@ -229,9 +229,10 @@ int rv_scan_check(const char *text, size_t length, struct rv_span *ret_value, si
 /* ---- walking ----------------------------------------------------------------------------------------------------- */
 
 /* p is behind the opening quote, and the text is good. */
-static const char *skip_text(const char *p)
+static const char *skip_text(const char *p, const char *end)
 {
     for (;; p++) {
+        p = plain(p, end);
         if (*p == '\\')
             p++;
         else if (*p == '"')
@@ -245,7 +246,7 @@ static const char *skip_value(const char *p, const char *end)
 
     do {
         if (*p == '"') {
-            p = skip_text(p + 1);
+            p = skip_text(p + 1, end);
             continue;
         }
         if (*p == '{' || *p == '[')
@@ -277,7 +278,7 @@ bool rv_scan_next(const char *text, struct rv_span container, uint32_t *at, stru
         return false;
     if (text[container.at] == '{') {
         from = p;
-        p = skip_text(p + 1);
+        p = skip_text(p + 1, end);
         if (ret_key)
             *ret_key = between(text, from, p);
         p = blanks(blanks(p, end) + 1, end);

@@ -28,8 +28,8 @@ from typing import Any
 import aiohttp
 
 from .. import Error
+from .folders import take
 from .jobs import JobError, parse, validation_text
-from .launcher import _take
 from .trace import classes, loaders, vary
 
 POLL_S = 0.1  # how often a ComfyUI that starts is asked
@@ -58,8 +58,8 @@ def arguments(directory: pathlib.Path, given: list[str], folder: pathlib.Path, p
     """The type's own arguments, then ours, which win. A flag that this ComfyUI does not know is left out."""
     known = (directory / "comfy" / "cli_args.py").read_text(errors="replace")
     given = list(given)
-    _take(given, "--listen")
-    _take(given, "--port")
+    take(given, "--listen")
+    take(given, "--port")
     ours = {
         "--temp-directory": str(folder / "temporary"),
         "--user-directory": str(folder / "user"),
