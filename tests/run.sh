@@ -161,7 +161,9 @@ if setarch "$(uname -m)" -R true 2>/dev/null; then
     unrandomized="setarch $(uname -m) -R"
 fi
 
-stage dependencies hide deploy/install-dependencies.sh --tests || finish
+packages=--tests
+[ "$mode" != full ] || [ $# -gt 0 ] || packages=--full-tests
+stage dependencies hide deploy/install-dependencies.sh $packages || finish
 stage python hide make_venv || finish
 stage build-release hide build_tree release || finish
 
