@@ -41,6 +41,11 @@ struct rv_config_type { /* types.NAME */
     char *directory;    /* absolute, holds main.py; kind comfyui, as the next two */
     char *state_folder; /* absolute; what each worker has of its own lies below; "" = the launcher's default */
     char *pooling;      /* "preferred", "required", "off" */
+    bool primary;       /* kind comfyui: its first worker has the users' folder; of exactly one type, if there is any */
+    char *warmup;       /* absolute; a prompt that a worker runs before it is ready; "" = none */
+    char *warmup_failure;             /* "continue", "fail" */
+    char *output_prefix;              /* before each saved file's name; "" = TYPE-NUMBER/ */
+    uint64_t loop_timeout_us;         /* ComfyUI's event loop stands still for so long: restart; 0 = never */
     char *models[RV_TYPE_MODELS_MAX]; /* configured names; attached by each worker in this order */
     uint32_t model_count;
     char *accepts[RV_ACCEPTS_MAX]; /* kinds of graphs, words of graph_route.h; none = the type's own name */
@@ -86,7 +91,7 @@ struct rv_config {
     char *http_token_file; /* required unless http_listen is loopback */
     uint32_t http_connections;
     uint64_t http_worker_timeout_us; /* silence of a worker that a request was passed on to */
-    uint64_t http_timeout_us; /* a head must be there; three times as long for the rest */
+    uint64_t http_timeout_us;        /* a head must be there; three times as long for the rest */
 
     uint64_t pool_budget; /* bytes; 0 = no limit; a percentage in the file is of MemTotal */
     enum rv_huge_pages huge_pages;
@@ -117,6 +122,10 @@ struct rv_config_sources {
  */
 int rv_config_load(const struct rv_config_sources *sources, FILE *problems, struct rv_config **ret_config);
 void rv_config_destroy(struct rv_config *config);
+
+/* What `--flag VALUE` or `--flag=VALUE` of the type's args says, the last one; NULL = not given, "" = without a value.
+ */
+const char *rv_config_type_argument(const struct rv_config_type *type, const char *flag);
 
 /* `resvisor check --show`: each effective value, its unit, and where it comes from (flag, environment, FILE:LINE,
  * default). */

@@ -426,6 +426,7 @@ static void check_comfyui(struct rv_loader *loader, uint32_t number)
         rv_loader_problem(loader, origin_of(loader, "types.*.directory", number), key,
                           "%s: %s; allowed: the folder of ComfyUI, with its main.py", path, strerror(errno));
     check_interpreter(loader, number);
+    rv_config_check_comfyui(loader, number);
 }
 
 /* ---- worker kinds ------------------------------------------------------------------------------------------------ */
@@ -528,4 +529,5 @@ void rv_config_check(struct rv_loader *loader)
         check_model(loader, i);
     for (uint32_t i = 0; i < c->type_count; i++)
         check_type(loader, i);
+    rv_config_check_all_comfyui(loader);
 }

@@ -70,7 +70,8 @@ static const struct rv_key keys[] = {
      "as "
      "long for the rest of it, that takes nothing of its answer for so long, or that is idle between two requests."},
     {"http.worker_timeout", RV_KEY_DURATION, TOP(http_worker_timeout_us), SECOND, HOUR, false, NULL, "5m",
-     "A request that was passed on to a ComfyUI worker ends with status 504 when the worker is silent for so long. While "
+     "A request that was passed on to a ComfyUI worker ends with status 504 when the worker is silent for so long. "
+     "While "
      "a node holds Python's lock, ComfyUI's server is silent too."},
 
     {"pool.budget", RV_KEY_SIZE, TOP(pool_budget), 0, 1024 * TIB, true, NULL, "75%",
@@ -125,6 +126,24 @@ static const struct rv_key keys[] = {
      "Kind `comfyui` only. What happens when ComfyUI's loader cannot be connected with the pool: `preferred` leaves it "
      "to ComfyUI's own loader and shows `unpooled` with the reason, `required` makes the worker FAILED. `off` never "
      "connects it, for comparison."},
+    {"types.*.primary", RV_KEY_BOOL, TYPE(primary), 0, 0, false, NULL, "false",
+     "Kind `comfyui` only. Settings and saved workflows of people are those of this type's first worker. One type can "
+     "have it; without any it is the first type of that kind."},
+    {"types.*.warmup", RV_KEY_PATH, TYPE(warmup), TEXT, "",
+     "Kind `comfyui` only. A workflow in API format that a worker runs before it is ready, so that the first job is a "
+     "warm one. Workers warm up one after another, in the order of the configuration, when preloading is done. "
+     "start_timeout counts from the worker's turn."},
+    {"types.*.warmup_failure", RV_KEY_WORD, TYPE(warmup_failure), 0, 0, false, "continue|fail", "continue",
+     "Kind `comfyui` only. What happens when the warm-up fails: `continue` makes the worker ready and shows the "
+     "reason, "
+     "`fail` ends it, which counts as a death."},
+    {"types.*.output_prefix", RV_KEY_STRING, TYPE(output_prefix), TEXT, "",
+     "Kind `comfyui` only. Stands before the name of each file that is saved; a `/` at its end makes it a folder. "
+     "Empty "
+     "means `TYPE-NUMBER/`. `%worker%` is the worker's number, and must be in it when the type has several workers."},
+    {"types.*.loop_timeout", RV_KEY_DURATION, TYPE(loop_timeout_us), 0, DAY, false, NULL, "5m",
+     "Kind `comfyui` only. A worker whose server stands still for this long, which a custom node's code can cause, is "
+     "restarted. 0 means never."},
     {"types.*.models", RV_KEY_LIST, TYPE_LIST(models, model_count), 0, RV_TYPE_MODELS_MAX, false, NULL, "",
      "Names of models that each worker attaches at start, in this order. Jobs use the first unless they name another."},
     {"types.*.accepts", RV_KEY_LIST, TYPE_LIST(accepts, accept_count), 0, RV_ACCEPTS_MAX, false,
@@ -192,9 +211,11 @@ static const struct {
     const char *pattern;
     const char *kinds; /* "a|b" */
 } kind_keys[] = {
-    {"types.*.executor", "native"},     {"types.*.script", "python"},        {"types.*.python", "python|comfyui"},
-    {"types.*.args", "python|comfyui"}, {"types.*.models", "native|python"}, {"types.*.mapping", "native|python"},
-    {"types.*.directory", "comfyui"},   {"types.*.state_folder", "comfyui"}, {"types.*.pooling", "comfyui"},
+    {"types.*.executor", "native"},       {"types.*.script", "python"},        {"types.*.python", "python|comfyui"},
+    {"types.*.args", "python|comfyui"},   {"types.*.models", "native|python"}, {"types.*.mapping", "native|python"},
+    {"types.*.directory", "comfyui"},     {"types.*.state_folder", "comfyui"}, {"types.*.pooling", "comfyui"},
+    {"types.*.primary", "comfyui"},       {"types.*.warmup", "comfyui"},       {"types.*.warmup_failure", "comfyui"},
+    {"types.*.output_prefix", "comfyui"}, {"types.*.loop_timeout", "comfyui"},
 };
 
 const char *rv_key_kinds(const struct rv_key *key)

@@ -85,6 +85,12 @@ struct rv_origin *rv_config_origin(struct rv_config_private *config, const struc
 /* "types.*.queue" and "image" give "types.image.queue". */
 void rv_key_shown(const struct rv_key *key, const char *name, char *buffer, size_t size);
 
+/* Of one type of kind comfyui: its arguments, its warm-up, its prefix. */
+void rv_config_check_comfyui(struct rv_loader *loader, uint32_t number);
+
+/* What types of kind comfyui must not have in common, and which of them is the primary one. */
+void rv_config_check_all_comfyui(struct rv_loader *loader);
+
 /* Everything that is not about one value alone: groups, folders, executors, what refers to what. */
 void rv_config_check(struct rv_loader *loader);
 

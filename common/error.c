@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "json_text.h"
 #include "rpc.pb-c.h"
 
 #define CODE(name) [RESVISOR__V1__ERROR_CODE__ERROR_##name]
@@ -69,8 +70,13 @@ static const struct rv_error_row rows[] = {
     CODE(CONFIG) = {"config", "the configuration is wrong", "`resvisor check` says what is allowed", RV_EXIT_USAGE, 500,
                     false},
     CODE(USAGE) = {"usage", "wrong command line", "`resvisor help` shows the commands", RV_EXIT_USAGE, 400, false},
+    CODE(PORT_TAKEN) = {"port_taken", "another program has the worker's port",
+                        "end that program, or leave --port out of types.NAME.args", RV_EXIT_REFUSED, 503, true},
+    CODE(FILE_DAMAGED) = {"file_damaged", "a settings file that the worker reads is damaged",
+                          "mend it, or `resvisor restore-config TYPE`; then `resvisor restart TYPE`", RV_EXIT_REFUSED,
+                          503, false},
 };
-_Static_assert(sizeof(rows) / sizeof(rows[0]) == RESVISOR__V1__ERROR_CODE__ERROR_USAGE + 1,
+_Static_assert(sizeof(rows) / sizeof(rows[0]) == RESVISOR__V1__ERROR_CODE__ERROR_FILE_DAMAGED + 1,
                "one row per error code of rpc.proto");
 
 const struct rv_error_row *rv_error_row(int code)
@@ -88,17 +94,7 @@ int rv_error_count(void)
 /* Length of the valid UTF-8 sequence at p (at most left bytes), 0 if there is none. */
 static unsigned utf8_length(const unsigned char *p, uint64_t left)
 {
-    unsigned n = p[0] < 0x80 ? 1 : p[0] >= 0xc2 && p[0] < 0xe0 ? 2 : (p[0] & 0xf0) == 0xe0 ? 3 : p[0] < 0xf5 ? 4 : 0;
-
-    if (n == 0 || p[0] == 0xc0 || p[0] == 0xc1 || (p[0] >= 0x80 && p[0] < 0xc2) || n > left)
-        return 0;
-    for (unsigned i = 1; i < n; i++)
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
-    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf0 && p[1] < 0x90) ||
-        (p[0] == 0xf4 && p[1] > 0x8f))
-        return 0; /* overlong, surrogate, or beyond U+10FFFF */
-    return n;
+    return p[0] < 0x80 ? 1 : rv_utf8_sequence(p, left);
 }
 
 /* Takes away half a character that snprintf left at the end: a message with one in it would be refused by its receiver.

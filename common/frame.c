@@ -594,6 +594,8 @@ static const struct {
     {CODE(UNSUPPORTED), EOPNOTSUPP},
     {CODE(CONFIG), EINVAL},
     {CODE(USAGE), EINVAL},
+    {CODE(PORT_TAKEN), EADDRINUSE},
+    {CODE(FILE_DAMAGED), EBADMSG},
 };
 
 int rv_error_from_message(struct rv_error *err, const Resvisor__V1__Error *message)

@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "error.h"
+#include "json.h"
 
 #define RV_GRAPH_SIZE_MAX (16u * 1024 * 1024) /* bytes of JSON */
 #define RV_GRAPH_DEPTH_MAX 64u                /* objects and arrays inside each other; real workflows have 10 */
@@ -40,6 +41,18 @@ struct rv_graph_node {
     uint8_t medium;
 };
 
+/* What may stand beside the graph in the body of POST /prompt. */
+enum rv_graph_member {
+    RV_GRAPH_MEMBER_PROMPT,
+    RV_GRAPH_MEMBER_CLIENT_ID,
+    RV_GRAPH_MEMBER_PROMPT_ID,
+    RV_GRAPH_MEMBER_NUMBER,
+    RV_GRAPH_MEMBER_FRONT,
+    RV_GRAPH_MEMBER_EXTRA_DATA,
+    RV_GRAPH_MEMBER_TARGETS, /* partial_execution_targets */
+    RV_GRAPH_MEMBERS,
+};
+
 struct rv_graph_file {
     const char *name; /* "wan/wan2.2_t2v.safetensors" */
     uint32_t node;    /* that names it */
@@ -54,8 +67,15 @@ struct rv_graph {
     bool is_partial;         /* only the wanted nodes are outputs */
     const char *wanted_type; /* extra_data.resvisor.type; NULL = none */
 
+    /*
+     * All that was read, for whoever needs more of the body than the graph: `members` are values of it (json.h), of
+     * which RV_JSON_NONE is not there, and json.values[i].begin and .end say where they stand in the text.
+     */
+    struct rv_json json;
+    bool is_body; /* the text is a body of POST /prompt, not the graph alone */
+    uint32_t members[RV_GRAPH_MEMBERS];
+
     struct rv_graph_links *links; /* private */
-    void *root;                   /* the parsed JSON, private */
     char **ids;                   /* texts made for ids, private */
     uint32_t id_count;
 };

@@ -5,6 +5,7 @@
  * The names are those of ComfyUI's own nodes and of well-known node packs; tests/e2e/test_route.py runs the table over
  * the workflow templates that ComfyUI ships.
  */
+#include <pthread.h>
 #include <string.h>
 
 #include "graph_route.h"
@@ -169,6 +170,42 @@ static const struct file_row files[] = {
 
 #define COUNT(table) (sizeof(table) / sizeof((table)[0]))
 
+/*
+ * Which pairs of neighbouring characters a text has, as bits: a text without a pattern's pairs cannot match it. That
+ * leaves one pattern of a hundred to look at. `star` ends a piece of a pattern.
+ */
+static uint64_t pairs_of(const char *text, char star)
+{
+    uint64_t pairs = 0;
+
+    for (; text[0] && text[1]; text++)
+        if (text[0] != star && text[1] != star)
+            pairs |= UINT64_C(1) << (((unsigned char)text[0] * 31u + (unsigned char)text[1] * 7u) & 63);
+    return pairs;
+}
+
+static struct {
+    uint64_t classes[COUNT(classes)], side_loaders[COUNT(side_loaders)], files[COUNT(files)];
+} pairs;
+
+static void fill_pairs(void)
+{
+    for (size_t i = 0; i < COUNT(classes); i++)
+        pairs.classes[i] = pairs_of(classes[i].pattern, '*');
+    for (size_t i = 0; i < COUNT(side_loaders); i++)
+        pairs.side_loaders[i] = pairs_of(side_loaders[i], '*');
+    for (size_t i = 0; i < COUNT(files); i++)
+        pairs.files[i] = pairs_of(files[i].piece, '\0');
+}
+
+/* Made from the tables at the first use, and never changed. */
+static void prepare(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+    (void)pthread_once(&once, fill_pairs);
+}
+
 /* Goes back to the last star only, which is enough for stars, and never more than length times length. */
 static bool matches(const char *pattern, const char *text)
 {
@@ -195,10 +232,14 @@ static bool matches(const char *pattern, const char *text)
 
 enum rv_role rv_table_class(const char *class_type, enum rv_medium *ret_medium)
 {
+    uint64_t has;
+
     if (strnlen(class_type, CLASS_LENGTH_MAX + 1) > CLASS_LENGTH_MAX)
         return RV_ROLE_NONE;
+    prepare();
+    has = pairs_of(class_type, '\0');
     for (size_t i = 0; i < COUNT(classes); i++) {
-        if (matches(classes[i].pattern, class_type)) {
+        if ((pairs.classes[i] & ~has) == 0 && matches(classes[i].pattern, class_type)) {
             *ret_medium = classes[i].medium;
             return classes[i].role;
         }
@@ -208,10 +249,14 @@ enum rv_role rv_table_class(const char *class_type, enum rv_medium *ret_medium)
 
 bool rv_table_loads_main_model(const char *class_type)
 {
+    uint64_t has;
+
     if (strnlen(class_type, CLASS_LENGTH_MAX + 1) > CLASS_LENGTH_MAX)
         return false;
+    prepare();
+    has = pairs_of(class_type, '\0');
     for (size_t i = 0; i < COUNT(side_loaders); i++)
-        if (matches(side_loaders[i], class_type))
+        if ((pairs.side_loaders[i] & ~has) == 0 && matches(side_loaders[i], class_type))
             return false;
     return true;
 }
@@ -220,6 +265,7 @@ bool rv_table_file(const char *name, enum rv_medium *ret_medium)
 {
     char plain[RV_GRAPH_NAME_MAX + 3];
     size_t n = strnlen(name, RV_GRAPH_NAME_MAX);
+    uint64_t has;
 
     plain[0] = plain[n + 1] = '_';
     plain[n + 2] = '\0';
@@ -230,8 +276,10 @@ bool rv_table_file(const char *name, enum rv_medium *ret_medium)
             c = (char)(c - 'A' + 'a');
         plain[i + 1] = (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') ? c : '_';
     }
+    prepare();
+    has = pairs_of(plain, '\0');
     for (size_t i = 0; i < COUNT(files); i++) {
-        if (strstr(plain, files[i].piece)) {
+        if ((pairs.files[i] & ~has) == 0 && strstr(plain, files[i].piece)) {
             *ret_medium = files[i].medium;
             return true;
         }

@@ -11,6 +11,7 @@
 #include <xxhash.h>
 
 #include "index.h"
+#include "json_text.h"
 #include "rpc.pb-c.h"
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
@@ -116,106 +117,19 @@ static int more(struct scan *s, char closing)
     return expect(s, closing);
 }
 
-/* Length of the UTF-8 sequence at p of which `left` bytes are there; 0 = not UTF-8. */
-static unsigned utf8_sequence(const uint8_t *p, uint64_t left)
-{
-    unsigned n = p[0] < 0xc2 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf5 ? 4 : 0;
-
-    if (n == 0 || n > left)
-        return 0;
-    for (unsigned i = 1; i < n; i++)
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
-    if ((p[0] == 0xe0 && p[1] < 0xa0) || (p[0] == 0xed && p[1] > 0x9f) || (p[0] == 0xf0 && p[1] < 0x90) ||
-        (p[0] == 0xf4 && p[1] > 0x8f))
-        return 0; /* overlong, a surrogate, or beyond U+10FFFF */
-    return n;
-}
-
-/* Four hexadecimal digits; -1 = not. */
-static int32_t hex4(const struct scan *s, uint64_t at)
-{
-    int32_t value = 0;
-
-    if (at + 4 > s->length)
-        return -1;
-    for (unsigned i = 0; i < 4; i++) {
-        uint8_t c = s->bytes[at + i];
-        int digit = c >= '0' && c <= '9'   ? c - '0'
-                    : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                    : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                           : -1;
-
-        if (digit < 0)
-            return -1;
-        value = value * 16 + digit;
-    }
-    return value;
-}
-
-static void put_code_point(struct scan *s, uint32_t c)
-{
-    char *out = s->text + s->text_used;
-
-    if (c < 0x80) {
-        out[0] = (char)c;
-        s->text_used += 1;
-    } else if (c < 0x800) {
-        out[0] = (char)(0xc0 | c >> 6);
-        out[1] = (char)(0x80 | (c & 0x3f));
-        s->text_used += 2;
-    } else if (c < 0x10000) {
-        out[0] = (char)(0xe0 | c >> 12);
-        out[1] = (char)(0x80 | (c >> 6 & 0x3f));
-        out[2] = (char)(0x80 | (c & 0x3f));
-        s->text_used += 3;
-    } else {
-        out[0] = (char)(0xf0 | c >> 18);
-        out[1] = (char)(0x80 | (c >> 12 & 0x3f));
-        out[2] = (char)(0x80 | (c >> 6 & 0x3f));
-        out[3] = (char)(0x80 | (c & 0x3f));
-        s->text_used += 4;
-    }
-}
-
-/* \uXXXX, or two of them; s->at is at the 'u'. */
-static int scan_unicode_escape(struct scan *s)
-{
-    int32_t c = hex4(s, s->at + 1), low;
-
-    if (c < 0)
-        return bad_json(s, s->at, "\\u needs four hexadecimal digits");
-    if (c == 0)
-        return bad_json(s, s->at, "a NUL in a text");
-    if (c >= 0xdc00 && c <= 0xdfff)
-        return bad_json(s, s->at, "half a surrogate pair");
-    s->at += 5;
-    if (c >= 0xd800 && c <= 0xdbff) {
-        if (s->at + 2 > s->length || s->bytes[s->at] != '\\' || s->bytes[s->at + 1] != 'u')
-            return bad_json(s, s->at, "half a surrogate pair");
-        low = hex4(s, s->at + 2);
-        if (low < 0xdc00 || low > 0xdfff)
-            return bad_json(s, s->at, "half a surrogate pair");
-        s->at += 6;
-        c = 0x10000 + ((c - 0xd800) << 10) + (low - 0xdc00);
-    }
-    put_code_point(s, (uint32_t)c);
-    return 0;
-}
-
-/* s->at is after the backslash. */
+/* s->at is at the backslash. */
 static int scan_escape(struct scan *s)
 {
-    static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
-    const char *found;
+    unsigned n, written;
+    char *out = s->text + s->text_used;
+    const char *problem = rv_json_escape(s->bytes + s->at + 1, s->length - s->at - 1, out, &n, &written);
 
-    if (s->at < s->length && s->bytes[s->at] == 'u')
-        return scan_unicode_escape(s);
-    found = s->at < s->length && s->bytes[s->at] ? strchr(from, s->bytes[s->at]) : NULL;
-    if (!found)
-        return bad_json(s, s->at, "an unknown escape in a text");
-    s->text[s->text_used++] = to[found - from];
-    s->at++;
+    if (problem)
+        return bad_json(s, s->at + 1, "%s", problem);
+    if (*out == '\0')
+        return bad_json(s, s->at + 1, "a NUL in a text");
+    s->text_used += written;
+    s->at += 1 + n;
     return 0;
 }
 
@@ -233,7 +147,6 @@ static int scan_string(struct scan *s, const char **ret_text, uint32_t *ret_leng
         unsigned n;
 
         if (c == '\\') {
-            s->at++;
             r = scan_escape(s);
             if (r < 0)
                 return r;
@@ -241,7 +154,7 @@ static int scan_string(struct scan *s, const char **ret_text, uint32_t *ret_leng
         }
         if (c < 0x20)
             return bad_json(s, s->at, "a control character in a text");
-        n = c < 0x80 ? 1 : utf8_sequence(s->bytes + s->at, s->length - s->at);
+        n = c < 0x80 ? 1 : rv_utf8_sequence(s->bytes + s->at, s->length - s->at);
         if (n == 0)
             return bad_json(s, s->at, "a text that is not UTF-8");
         memcpy(s->text + s->text_used, s->bytes + s->at, n);

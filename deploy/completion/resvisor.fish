@@ -18,7 +18,7 @@ function __resvisor_arguments
     switch (__resvisor_command)
         case load unload pin unpin
             resvisor _complete models 2>/dev/null
-        case submit restart
+        case submit restart restore-config
             resvisor _complete types 2>/dev/null
         case logs
             resvisor _complete types 2>/dev/null
@@ -35,7 +35,7 @@ end
 
 complete -c resvisor -n 'not __resvisor_command' -f -a '(resvisor _complete commands 2>/dev/null)'
 complete -c resvisor -n '__resvisor_command' -f -a '(__resvisor_arguments)'
-complete -c resvisor -n '__resvisor_command | string match -q route' -F
+complete -c resvisor -n '__resvisor_command | string match -qr "^(route|verify)$"' -F
 complete -c resvisor -n '__resvisor_command; and string match -q -- "-*" (commandline -ct)' -a '(__resvisor_options)'
 for option in config payload out runtime-dir
     complete -c resvisor -n '__resvisor_command' -l $option -rF

@@ -54,6 +54,8 @@ struct rv_spawn_options {
     const char *path;        /* absolute */
     const char *const *argv; /* NULL-terminated */
     const char *const *env;  /* NULL-terminated "KEY=value", added to the supervisor's own environment */
+    const int *fds;          /* further descriptors that it inherits under their numbers, ascending; not taken over */
+    unsigned fd_count;
 };
 
 /* ---- process.c ---- */
@@ -69,7 +71,7 @@ void rv_children_fini(struct rv_supervisor *s);
 int rv_child_spawn(struct rv_supervisor *s, struct rv_child *child, const struct rv_spawn_options *options,
                    struct rv_error *err);
 
-/* Signals the child's group (pidfd first, so never a stranger). No process: nothing happens. */
+/* Signals the child's group, each process once. No process: nothing happens. */
 void rv_child_signal(struct rv_child *child, int signal);
 
 /* SIGKILL to the group, with a reason for the obituary. */
@@ -102,6 +104,10 @@ bool rv_workers_all_stopped(const struct rv_supervisor *s);
 /* `resvisor restart TYPE`: answers request `id` of the session when all its workers are ready again. */
 int rv_workers_restart_type(struct rv_supervisor *s, struct rv_session *session, uint64_t id, const char *type,
                             struct rv_error *err);
+
+/* Gives the next worker its turn to warm up, unless one has it or models are still preloaded. Called when that may have
+ * changed. */
+void rv_workers_next_turn(struct rv_supervisor *s);
 void rv_workers_forget_session(struct rv_supervisor *s, struct rv_session *session);
 
 struct rv_worker *rv_worker_of_child(struct rv_child *child);
@@ -123,6 +129,7 @@ struct rv_worker_facts {
     uint64_t incarnation, started_us;
     uint32_t starts;
     const char *last_exit, *job, *detail;
+    unsigned http_port; /* 0 = it serves none */
     struct rv_session *session;
     struct rv_log *log;
 };
@@ -166,6 +173,9 @@ void rv_log_destroy(struct rv_log *log);
 
 /* Reads `pipe` from now on (taken over on success). 0 or negative errno. */
 int rv_log_open_pipe(struct rv_log *log, int pipe);
+
+/* The last line that its process has finished; "" = none. The log's. */
+const char *rv_log_last_line(const struct rv_log *log);
 
 /* The process has ended: reads what is there and closes the pipe. */
 void rv_log_close_pipe(struct rv_log *log);

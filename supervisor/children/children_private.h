@@ -42,10 +42,28 @@ struct rv_worker_kind {
     /* Adds "KEY=value" texts that the caller frees, at most RV_KIND_ENV_MAX, and counts them in *ret_count, also on
      * failure. They go before the type's own. 0 or negative errno with err. NULL = none. */
     int (*environment)(const struct rv_config_type *type, char **env, unsigned *ret_count, struct rv_error *err);
+    bool has_port; /* it serves HTTP at a port that the supervisor keeps */
+    /* How a process that does not end by itself is made to: signals with the time that each has, ended by signal 0.
+     * Then SIGKILL. */
+    const struct rv_stop_step *stop;
 };
-#define RV_WORKER_ARGS_MAX (8u + 2u * RV_TYPE_MODELS_MAX + RV_TYPE_ARGS_MAX)
+
+struct rv_stop_step {
+    int signal;
+    uint64_t wait_us;
+};
+#define RV_WORKER_ARGS_MAX (16u + 2u * RV_TYPE_MODELS_MAX + RV_TYPE_ARGS_MAX)
 #define RV_KIND_ENV_MAX 8u
 
 const struct rv_worker_kind *rv_worker_kind_by_name(const char *name);
+
+/* ---- port.c ---- */
+
+/* Listens at the port of worker `number` of the type, unless it does already. A port of our choice stays the same for
+ * the supervisor's life if it can. 0, or negative errno and err with who has the port. */
+int rv_port_take(const struct rv_config_type *type, unsigned number, struct rv_http_port *port, struct rv_error *err);
+
+/* No process of the worker is to come: whoever connects shall be refused, instead of waiting for ever. */
+void rv_port_give_up(struct rv_http_port *port);
 
 #endif

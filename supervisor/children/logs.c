@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <event2/event.h>
 #include <fcntl.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,9 +17,13 @@
 #include "log.h"
 #include "supervisor.h"
 
-#define LINE_BYTES 1024u        /* a longer line is cut into pieces */
-#define TURN_BYTES (16u * 1024) /* read from one pipe per turn of the loop */
-#define RELAY_LINES 200u        /* lines of one child in our log per second; all are in its ring */
+#define LINE_BYTES 1024u               /* a longer line is cut into pieces */
+#define TURN_BYTES (16u * 1024)        /* read from one pipe per turn of the loop */
+#define RELAY_LINES 200u               /* lines of one child in our log per second; all are in its ring */
+#define FLOOD_BYTES_PER_S (64u * 1024) /* of one child, kept and relayed; what it prints faster is cut … */
+#define FLOOD_BURST (1024u * 1024)     /* … once it has printed so much more than that */
+#define FLOOD_LOOK_US RV_SEC           /* how often a cut one is looked at */
+#define LAST_LINE_BYTES 256u
 #define FOLLOWERS_MAX 64u
 #define CHUNK_BYTES (32u * 1024) /* of a ring per LogLines frame */
 
@@ -35,6 +40,12 @@ struct rv_log {
     uint32_t ring_start, ring_used;
     uint64_t second; /* of the relay limit */
     uint32_t relayed, suppressed;
+    uint64_t allowed, allowed_at_us; /* bytes that may be kept now, as of when */
+    struct event *cut_timer;         /* pending = it is being cut */
+    uint64_t cut_bytes, cut_lines;   /* not kept since then */
+    uint64_t cut_seen;               /* cut_bytes when the timer last looked */
+    bool line_cut;                   /* the beginning of the line under way is not there */
+    char last[LAST_LINE_BYTES];      /* its last whole line */
 };
 
 struct rv_log_follower {
@@ -104,13 +115,107 @@ static void relay_line(struct rv_log *log, const char *text, uint32_t length)
     }
 }
 
+/* ---- floods ----------------------------------------------------------------------------------------------------- */
+
+/* A line of ours about it, in its log and in ours. */
+static void say_of(struct rv_log *log, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void say_of(struct rv_log *log, const char *format, ...)
+{
+    char text[256];
+    va_list arguments;
+
+    va_start(arguments, format);
+    (void)vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    keep_line(log, text, (uint32_t)strlen(text));
+    rv_log_warning("%s: %s", log->name, text);
+}
+
+static void say_cut(struct rv_log *log)
+{
+    if (log->cut_bytes)
+        say_of(log, "%llu bytes, about %llu lines, were left out of this log", (unsigned long long)log->cut_bytes,
+               (unsigned long long)log->cut_lines);
+    log->cut_bytes = log->cut_lines = 0;
+}
+
+static void refill(struct rv_log *log)
+{
+    uint64_t now = rv_now_us(), passed = now - log->allowed_at_us;
+
+    log->allowed_at_us = now;
+    if (passed > RV_SEC * (FLOOD_BURST / FLOOD_BYTES_PER_S + 1))
+        log->allowed = FLOOD_BURST;
+    else
+        log->allowed += passed * FLOOD_BYTES_PER_S / RV_SEC;
+    if (log->allowed > FLOOD_BURST)
+        log->allowed = FLOOD_BURST;
+}
+
+/* The flood is over when for a whole second less came than is allowed in one. Else it stays cut: a bit of each second
+ * would push what came before the flood out of the ring, and that is what people look for. */
+static void on_cut_timer(int fd, short what, void *context)
+{
+    static const struct timeval again = {FLOOD_LOOK_US / RV_SEC, 0};
+    struct rv_log *log = context;
+    bool over = log->cut_bytes - log->cut_seen < FLOOD_BYTES_PER_S;
+
+    (void)fd;
+    (void)what;
+    log->cut_seen = log->cut_bytes;
+    if (!over) {
+        (void)event_add(log->cut_timer, &again);
+        return;
+    }
+    say_cut(log);
+    log->cut_seen = 0;
+    refill(log);
+}
+
+static bool is_cut(const struct rv_log *log)
+{
+    return log->cut_timer && event_pending(log->cut_timer, EV_TIMEOUT, NULL);
+}
+
+/* May `length` more bytes be kept? */
+static bool admit(struct rv_log *log, size_t length)
+{
+    static const struct timeval soon = {FLOOD_LOOK_US / RV_SEC, 0};
+
+    if (is_cut(log))
+        return false;
+    refill(log);
+    if (log->allowed >= length || !log->cut_timer) {
+        log->allowed -= log->allowed >= length ? length : log->allowed;
+        return true;
+    }
+    say_of(log, "it prints more than %u KiB per second: what follows is left out until that ends",
+           FLOOD_BYTES_PER_S / 1024);
+    (void)event_add(log->cut_timer, &soon);
+    return false;
+}
+
+/* Counts what is not kept. The line under way is not whole any more. */
+static void leave_out(struct rv_log *log, const char *text, size_t length)
+{
+    log->cut_bytes += length;
+    for (const char *p = text; (p = memchr(p, '\n', length - (size_t)(p - text))); p++)
+        log->cut_lines++;
+    log->line_length = 0;
+    log->line_cut = text[length - 1] != '\n';
+}
+
 static void finish_line(struct rv_log *log)
 {
     char escaped[2 * LINE_BYTES];
 
-    if (log->line_length == 0)
+    if (log->line_length == 0 || log->line_cut) {
+        log->line_length = 0;
+        log->line_cut = false;
         return;
+    }
     (void)rv_escape(escaped, sizeof(escaped), log->line, log->line_length);
+    (void)rv_escape(log->last, sizeof(log->last), log->line, log->line_length);
     log->line_length = 0;
     keep_line(log, escaped, (uint32_t)strlen(escaped));
     relay_line(log, escaped, (uint32_t)strlen(escaped));
@@ -128,6 +233,11 @@ static bool read_pipe(struct rv_log *log, size_t limit)
             continue;
         if (n <= 0)
             return n < 0 && errno == EAGAIN;
+        limit -= (size_t)n < limit ? (size_t)n : limit;
+        if (!admit(log, (size_t)n)) {
+            leave_out(log, buffer, (size_t)n);
+            continue;
+        }
         for (ssize_t i = 0; i < n; i++) {
             if (buffer[i] == '\n') {
                 finish_line(log);
@@ -137,7 +247,6 @@ static bool read_pipe(struct rv_log *log, size_t limit)
                     finish_line(log);
             }
         }
-        limit -= (size_t)n < limit ? (size_t)n : limit;
     }
     return true;
 }
@@ -151,6 +260,11 @@ static void close_pipe(struct rv_log *log)
     (void)close(log->pipe);
     log->pipe = -1;
     finish_line(log);
+    if (is_cut(log)) {
+        (void)event_del(log->cut_timer);
+        say_cut(log);
+    }
+    log->cut_seen = 0;
 }
 
 static void on_readable(int pipe, short what, void *context)
@@ -176,6 +290,7 @@ struct rv_log *rv_log_create(struct rv_supervisor *s, const char *name, const ch
     }
     log->supervisor = s;
     log->pipe = -1;
+    log->cut_timer = event_new(s->base, -1, 0, on_cut_timer, log); /* without memory for it there is no limit */
     (void)snprintf(log->name, sizeof(log->name), "%s", name);
     (void)snprintf(log->type, sizeof(log->type), "%s", type);
     tail = &s->children->logs; /* workers are shown in their order */
@@ -196,13 +311,21 @@ void rv_log_destroy(struct rv_log *log)
             break;
         }
     }
+    if (log->cut_timer)
+        event_free(log->cut_timer);
     free(log->ring);
     free(log);
+}
+
+const char *rv_log_last_line(const struct rv_log *log)
+{
+    return log->last;
 }
 
 int rv_log_open_pipe(struct rv_log *log, int pipe)
 {
     close_pipe(log);
+    log->last[0] = '\0';
     (void)fcntl(pipe, F_SETFL, O_NONBLOCK);
     log->event = event_new(log->supervisor->base, pipe, EV_READ | EV_PERSIST, on_readable, log);
     if (!log->event || event_add(log->event, NULL) < 0) {

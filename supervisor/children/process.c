@@ -102,6 +102,22 @@ static void prefer_for_oom(enum rv_child_kind kind)
     (void)close(fd);
 }
 
+/* Closes all but the first descriptors and those that the child is given. */
+static void pass_descriptors(const struct rv_spawn_options *options)
+{
+    unsigned first = CHILD_CONTROL_FD + 1;
+
+    for (unsigned i = 0; i < options->fd_count; i++) {
+        unsigned fd = (unsigned)options->fds[i];
+
+        if (fd > first)
+            (void)syscall(SYS_close_range, first, fd - 1, 0);
+        (void)fcntl((int)fd, F_SETFD, 0);
+        first = fd + 1;
+    }
+    (void)syscall(SYS_close_range, first, ~0U, 0);
+}
+
 /* In the child, between clone and exec: only async-signal-safe calls. */
 static void child_exec(const struct rv_spawn_options *options, const char *const *env, int control, int log,
                        pid_t keeper)
@@ -120,7 +136,7 @@ static void child_exec(const struct rv_spawn_options *options, const char *const
     if (open("/dev/null", O_RDONLY) != STDIN_FILENO || dup2(log, STDOUT_FILENO) < 0 || dup2(log, STDERR_FILENO) < 0 ||
         dup2(control, CHILD_CONTROL_FD) < 0)
         _exit(EXIT_CANNOT_EXECUTE);
-    (void)syscall(SYS_close_range, CHILD_CONTROL_FD + 1, ~0U, 0);
+    pass_descriptors(options);
     prefer_for_oom(options->kind);
     (void)sigemptyset(&none);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
@@ -235,10 +251,10 @@ void rv_child_signal(struct rv_child *child, int signal)
 {
     if (child->process->pid <= 0)
         return;
-    /* The pid is ours until we acknowledge its exit, so the group cannot be a stranger's. The pidfd also covers the
-     * moment before the child's own setpgid. */
-    (void)syscall(SYS_pidfd_send_signal, child->process->pidfd, signal, NULL, 0);
-    (void)kill(-child->process->pid, signal);
+    /* The pid is ours until we acknowledge its exit, so the group cannot be a stranger's. The pidfd is for the moment
+     * before the child's own setpgid. Never both: a second SIGINT would interrupt what the first one made it do. */
+    if (kill(-child->process->pid, signal) < 0)
+        (void)syscall(SYS_pidfd_send_signal, child->process->pidfd, signal, NULL, 0);
 }
 
 void rv_child_kill(struct rv_child *child, const char *reason)

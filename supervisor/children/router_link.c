@@ -120,7 +120,8 @@ static void start(struct rv_router *r)
     if (s->stopping)
         return;
     if (rc == 0)
-        rc = rv_child_spawn(s, &r->child, &(struct rv_spawn_options){RV_CHILD_ROUTER, "router", path, argv, env}, &err);
+        rc = rv_child_spawn(s, &r->child,
+                            &(struct rv_spawn_options){RV_CHILD_ROUTER, "router", path, argv, env, NULL, 0}, &err);
     if (rc < 0) {
         rv_log_error("the router could not be started: %s; tried again in 1 s", err.code ? err.message : strerror(-rc));
         if (give_up(r))
@@ -252,6 +253,7 @@ static void setup_types(struct rv_supervisor *s, struct setup *setup)
 
         rv__type_setup__init(t);
         t->name = type->name;
+        t->primary = type->primary;
         t->queue_limit = type->queue;
         t->job_timeout_ms = type->job_timeout_us / RV_MSEC;
         t->cancel_timeout_ms = type->cancel_timeout_us / RV_MSEC;
@@ -385,16 +387,6 @@ static void send_to_router(struct rv_supervisor *s, const Rv__Frame *frame, cons
         rv_session_send(r->child.session, frame, fds, fd_count);
 }
 
-/* Where its ComfyUI listens, in the words of its launcher: "… at http://127.0.0.1:PORT; …". 0 = not there. */
-static uint32_t http_port(const char *detail)
-{
-    static const char where[] = " at http://127.0.0.1:";
-    const char *found = detail ? strstr(detail, where) : NULL;
-    unsigned long port = found ? strtoul(found + strlen(where), NULL, 10) : 0;
-
-    return port <= UINT16_MAX ? (uint32_t)port : 0;
-}
-
 void rv_router_connect_worker(struct rv_supervisor *s, const struct rv_worker *worker)
 {
     Rv__Frame frame = RV__FRAME__INIT;
@@ -414,7 +406,7 @@ void rv_router_connect_worker(struct rv_supervisor *s, const struct rv_worker *w
     channel.worker = (char *)facts.id;
     channel.type = (char *)facts.type;
     channel.incarnation = facts.incarnation;
-    channel.http_port = http_port(facts.detail);
+    channel.http_port = facts.http_port;
     frame.body_case = RV__FRAME__BODY_ROUTER_CHANNEL;
     frame.router_channel = &channel;
     send_to_router(s, &frame, &pair[0], 1);

@@ -1,10 +1,12 @@
 /* A worker's life: states, restart policy, pings, draining. The restart policy is in on_exit and nowhere else. */
 #include <errno.h>
 #include <event2/event.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "children_private.h"
 #include "clock.h"
@@ -18,18 +20,24 @@
 
 #define STABLE_US (60 * RV_SEC) /* ready for so long: earlier deaths no longer delay a restart */
 #define BACKOFF_MAX_US (60 * RV_SEC)
-#define SPAWN_RETRY_US RV_SEC /* when the process could not even be made */
-#define TERM_TO_KILL_US (2 * RV_SEC)
-#define EXIT_DO_NOT_RESTART 78 /* EX_CONFIG: the worker says that a restart does not help */
+#define SPAWN_RETRY_US RV_SEC      /* when the process could not even be made */
+#define PORT_RETRY_US (5 * RV_SEC) /* when somebody else has its port */
+#define EXIT_DO_NOT_RESTART 78     /* EX_CONFIG: the worker says that a restart does not help */
 #define RESTART_WAITS_MAX 64u
+#define LAST_WORDS_MAX 200 /* bytes of its last line that are shown as the reason of its end */
 
 struct rv_worker {
     struct rv_child child; /* first: on_exit finds the worker by it */
     struct rv_supervisor *supervisor;
     const struct rv_config_type *type;
+    const struct rv_worker_kind *kind;
+    unsigned number;                 /* among those of its type */
     struct rv_worker_record *record; /* in the state */
     struct event *timer;             /* what it means depends on the state: see timers[] */
-    unsigned drain_stage;
+    int turn_fd;                     /* its process waits at the other end for its turn to warm up; -1 = it does not */
+    bool has_turn;                   /* it warms up */
+    unsigned stop_step;              /* how many of the kind's steps were made; RV_WORKER_DRAINING */
+    uint64_t stop_us;                /* how long it was given so far */
 
     uint64_t ping_sequence, ping_sent_us, tick_us;
     bool ping_unanswered;
@@ -107,6 +115,36 @@ void rv_workers_forget_session(struct rv_supervisor *s, struct rv_session *sessi
     }
 }
 
+/* ---- turns to warm up: one worker at a time, in the order of the configuration --------------------------------- */
+
+static void end_turn(struct rv_worker *w)
+{
+    if (w->turn_fd >= 0)
+        (void)close(w->turn_fd);
+    w->turn_fd = -1;
+    w->has_turn = false;
+}
+
+void rv_workers_next_turn(struct rv_supervisor *s)
+{
+    struct rv_children *c = s->children;
+    struct rv_worker *next = NULL;
+
+    for (uint32_t i = 0; c && i < c->worker_count; i++) {
+        if (c->workers[i].has_turn)
+            return;
+        if (!next && c->workers[i].turn_fd >= 0)
+            next = &c->workers[i];
+    }
+    if (!next || s->stopping || rv_pool_is_preloading(s))
+        return;
+    (void)!write(next->turn_fd, "", 1); /* it is dead if that fails: then its exit gives the turn on */
+    end_turn(next);
+    next->has_turn = true;
+    if (next->record->state == RV_WORKER_STARTING)
+        arm(next, next->type->start_timeout_us); /* waiting for it did not count */
+}
+
 /* ---- death ------------------------------------------------------------------------------------------------------ */
 
 struct verdict {
@@ -158,27 +196,36 @@ static void on_exit_worker(struct rv_supervisor *s, struct rv_child *child, cons
 {
     struct rv_worker *w = (struct rv_worker *)child;
     bool as_asked = w->record->state == RV_WORKER_DRAINING && !report->signaled && report->status == 0;
+    char cause[RV_EXIT_TEXT_MAX + LAST_WORDS_MAX + 4];
+    const char *words = "";
     struct verdict v;
 
     judge(w, report, &v);
     if (!as_asked)
         s->state.counters.worker_deaths++;
-    (void)snprintf(w->record->last_exit, sizeof(w->record->last_exit), "%s%s%s%s", report->text,
+    if (!report->signaled && report->status != 0 && child->log) /* it chose to end, so it has most likely said why */
+        words = rv_log_last_line(child->log);
+    (void)snprintf(w->record->last_exit, sizeof(w->record->last_exit), "%s%s%s%s%s%.*s", report->text,
                    w->record->state == RV_WORKER_STARTING ? ", before it was ready" : "",
-                   w->record->job[0] ? ", in job " : "", w->record->job);
+                   w->record->job[0] ? ", in job " : "", w->record->job, *words ? ": " : "", LAST_WORDS_MAX, words);
+    (void)snprintf(cause, sizeof(cause), "%s%s%.*s", report->text, *words ? ": " : "", LAST_WORDS_MAX, words);
     rv_log(as_asked ? RV_LOG_INFO : RV_LOG_WARNING, "worker %s %s; %s", w->record->id, w->record->last_exit, v.next);
-    rv_router_worker_gone(s, w->record->id, child->process->incarnation, report->text, v.next);
+    rv_router_worker_gone(s, w->record->id, child->process->incarnation, cause, v.next);
+    end_turn(w);
     w->record->job[0] = '\0';
     w->record->detail[0] = '\0';
     w->record->ready_us = 0;
     w->record->start_again = false;
     set_state(w, v.state);
+    if (v.state == RV_WORKER_FAILED || v.state == RV_WORKER_STOPPED)
+        rv_port_give_up(&w->record->port);
     if (v.state == RV_WORKER_BACKOFF) {
         if (v.delay_us)
             arm(w, v.delay_us);
         else
             start(w);
     }
+    rv_workers_next_turn(s);
     restart_waits_check(s);
 }
 
@@ -192,6 +239,20 @@ static void spawn_failed(struct rv_worker *w, const struct rv_error *err)
     rv_log_error("worker %s %s; tried again in 1 s", w->record->id, w->record->last_exit);
     set_state(w, RV_WORKER_BACKOFF);
     arm(w, SPAWN_RETRY_US);
+}
+
+/* Somebody else has its port: tried again until it is free, said when it is news. */
+static void port_failed(struct rv_worker *w, const struct rv_error *err)
+{
+    char text[sizeof(w->record->last_exit)];
+
+    (void)snprintf(text, sizeof(text), "not started: %s", err->message);
+    if (strcmp(text, w->record->last_exit) != 0)
+        rv_log_error("worker %s %s; tried again every %.0f s", w->record->id, text,
+                     (double)PORT_RETRY_US / (double)RV_SEC);
+    memcpy(w->record->last_exit, text, sizeof(text));
+    set_state(w, RV_WORKER_BACKOFF);
+    arm(w, PORT_RETRY_US);
 }
 
 /* What its kind sets, then the type's env without what the kind has merged already. The caller frees the texts. */
@@ -222,19 +283,22 @@ static int own_environment(const struct rv_config_type *type, const struct rv_wo
 static void start(struct rv_worker *w)
 {
     struct rv_supervisor *s = w->supervisor;
-    const struct rv_worker_kind *kind = rv_worker_kind_by_name(w->type->kind);
-    char path[RV_PATH_MAX], id[128], type[128], incarnation[64], socket[RV_PATH_MAX + 64];
+    char path[RV_PATH_MAX], http[64], turn_text[64], id[128], type[128], incarnation[64], socket[RV_PATH_MAX + 64];
     char *own_env[RV_KIND_ENV_MAX + RV_ENV_MAX] = {NULL};
     unsigned own_count = 0;
     const char *argv[RV_WORKER_ARGS_MAX + 1], *env[RV_SPAWN_ENV_MAX + 1];
     struct rv_error err = {0};
-    unsigned n = 0;
-    int r = 0;
+    unsigned n = 0, fd_count = 0;
+    int r = 0, fds[2], turn[2] = {-1, -1};
 
     if (s->stopping)
         return;
-    if (!kind || kind->command(w->type, path, sizeof(path), argv, &err) < 0) {
+    if (w->kind->command(w->type, path, sizeof(path), argv, &err) < 0) {
         spawn_failed(w, &err);
+        return;
+    }
+    if (w->kind->has_port && rv_port_take(w->type, w->number, &w->record->port, &err) < 0) {
+        port_failed(w, &err);
         return;
     }
     (void)snprintf(id, sizeof(id), "RESVISOR_WORKER=%s", w->record->id);
@@ -247,16 +311,43 @@ static void start(struct rv_worker *w)
     env[n++] = type;
     env[n++] = incarnation;
     env[n++] = socket;
-    r = own_environment(w->type, kind, own_env, &own_count, &err);
+    if (w->kind->has_port) {
+        (void)snprintf(http, sizeof(http), "RESVISOR_HTTP_FD=%d", w->record->port.fd);
+        env[n++] = http;
+        fds[fd_count++] = w->record->port.fd;
+    }
+    if (w->type->warmup[0]) {
+        r = pipe2(turn, O_CLOEXEC) < 0 ? rv_error_set(&err, errno, ERROR(LIMIT), "a pipe: %s", strerror(errno)) : 0;
+        (void)snprintf(turn_text, sizeof(turn_text), "RESVISOR_TURN_FD=%d", turn[0]);
+        env[n++] = turn_text;
+        if (r >= 0)
+            fds[fd_count++] = turn[0];
+    }
+    if (fd_count == 2 && fds[0] > fds[1]) {
+        fds[0] = turn[0];
+        fds[1] = w->record->port.fd;
+    }
+    r = r < 0 ? r : own_environment(w->type, w->kind, own_env, &own_count, &err);
     for (unsigned i = 0; i < own_count; i++)
         env[n++] = own_env[i];
     env[n] = NULL;
     if (r >= 0)
-        r = rv_child_spawn(s, &w->child, &(struct rv_spawn_options){RV_CHILD_WORKER, w->record->id, path, argv, env},
+        r = rv_child_spawn(s, &w->child,
+                           &(struct rv_spawn_options){.kind = RV_CHILD_WORKER,
+                                                      .name = w->record->id,
+                                                      .path = path,
+                                                      .argv = argv,
+                                                      .env = env,
+                                                      .fds = fds,
+                                                      .fd_count = fd_count},
                            &err);
     for (unsigned i = 0; i < own_count; i++)
         free(own_env[i]);
+    if (turn[0] >= 0)
+        (void)close(turn[0]);
+    w->turn_fd = turn[1];
     if (r < 0) {
+        end_turn(w);
         spawn_failed(w, &err);
         return;
     }
@@ -265,18 +356,23 @@ static void start(struct rv_worker *w)
     set_state(w, RV_WORKER_STARTING);
     arm(w, w->type->start_timeout_us);
     rv_log_info("worker %s started, pid %d", w->record->id, (int)w->child.process->pid);
+    rv_workers_next_turn(s);
 }
 
 void rv_worker_on_ready(struct rv_supervisor *s, struct rv_worker *w, const Rv__WorkerReady *message)
 {
-    if (w->record->state != RV_WORKER_STARTING)
+    if (w->record->state != RV_WORKER_STARTING && w->record->state != RV_WORKER_READY)
         return;
     rv_escape(w->record->detail, sizeof(w->record->detail), message->detail, strlen(message->detail));
+    if (w->record->state == RV_WORKER_READY)
+        return; /* what it says of itself has changed */
     w->record->ready_us = rv_now_us();
     set_state(w, RV_WORKER_READY);
     rv_log_info("worker %s is ready after %.2f s: %s", w->record->id,
                 (double)(w->record->ready_us - w->child.process->started_us) / (double)RV_SEC, w->record->detail);
     rv_router_connect_worker(s, w);
+    end_turn(w);
+    rv_workers_next_turn(s);
     restart_waits_check(s);
 }
 
@@ -383,6 +479,24 @@ void rv_worker_kill_by_id(struct rv_supervisor *s, const char *id, uint64_t inca
 
 /* ---- draining --------------------------------------------------------------------------------------------------- */
 
+/* The next signal of its kind's order, in the end SIGKILL. */
+static void stop_next(struct rv_worker *w)
+{
+    const struct rv_stop_step *step = &w->kind->stop[w->stop_step];
+    char reason[RV_EXIT_TEXT_MAX];
+
+    if (step->signal) {
+        w->stop_step++;
+        w->stop_us += step->wait_us;
+        rv_child_signal(&w->child, step->signal);
+        arm(w, step->wait_us);
+        return;
+    }
+    (void)snprintf(reason, sizeof(reason), "it did not end within %.1f s of being asked",
+                   (double)w->stop_us / (double)RV_SEC);
+    rv_child_kill(&w->child, reason);
+}
+
 static void drain(struct rv_worker *w, bool start_again)
 {
     Rv__Frame frame = RV__FRAME__INIT;
@@ -395,13 +509,18 @@ static void drain(struct rv_worker *w, bool start_again)
         rv_router_worker_drain(w->supervisor, w->record->id, w->child.process->incarnation);
         frame.body_case = RV__FRAME__BODY_DRAIN;
         frame.drain = &body;
-        if (w->record->state == RV_WORKER_STARTING)
-            rv_child_signal(&w->child, SIGTERM);
-        else if (w->child.session)
+        w->stop_step = 0;
+        if (w->record->state == RV_WORKER_STARTING) { /* it has nothing to finish */
+            set_state(w, RV_WORKER_DRAINING);
+            w->stop_us = 0;
+            stop_next(w);
+            break;
+        }
+        if (w->child.session)
             rv_session_send(w->child.session, &frame, NULL, 0);
-        w->drain_stage = w->record->state == RV_WORKER_STARTING ? 1 : 0;
         set_state(w, RV_WORKER_DRAINING);
-        arm(w, w->drain_stage ? TERM_TO_KILL_US : w->type->stop_timeout_us);
+        w->stop_us = w->type->stop_timeout_us;
+        arm(w, w->stop_us);
         break;
     case RV_WORKER_DRAINING:
         break; /* under way: only what follows has changed */
@@ -414,26 +533,12 @@ static void drain(struct rv_worker *w, bool start_again)
     }
 }
 
-static void tick_draining(struct rv_worker *w)
-{
-    char reason[RV_EXIT_TEXT_MAX];
-
-    if (w->drain_stage++ == 0) {
-        rv_child_signal(&w->child, SIGTERM);
-        arm(w, TERM_TO_KILL_US);
-        return;
-    }
-    (void)snprintf(reason, sizeof(reason), "it did not end within %.1f s of being asked",
-                   (double)(w->type->stop_timeout_us + TERM_TO_KILL_US) / (double)RV_SEC);
-    rv_child_kill(&w->child, reason);
-}
-
 static void tick_starting(struct rv_worker *w)
 {
     char reason[RV_EXIT_TEXT_MAX];
 
     /* Weights may take minutes: their loading does not count. */
-    if (w->child.session && rv_load_session_waits(w->supervisor, w->child.session)) {
+    if (w->turn_fd >= 0 || (w->child.session && rv_load_session_waits(w->supervisor, w->child.session))) {
         arm(w, w->type->start_timeout_us);
         return;
     }
@@ -445,7 +550,7 @@ static void tick_starting(struct rv_worker *w)
 static void (*const timers[RV_WORKER_STATE_COUNT])(struct rv_worker *) = {
     [RV_WORKER_STARTING] = tick_starting,
     [RV_WORKER_READY] = tick_ready,
-    [RV_WORKER_DRAINING] = tick_draining,
+    [RV_WORKER_DRAINING] = stop_next,
     [RV_WORKER_BACKOFF] = start,
 };
 
@@ -476,13 +581,17 @@ int rv_workers_init(struct rv_supervisor *s, uint32_t count)
             w->record = &s->state.workers[c->worker_count++];
             w->supervisor = s;
             w->type = &s->config->types[t];
+            w->kind = rv_worker_kind_by_name(w->type->kind);
+            w->number = i;
+            w->record->port.fd = -1;
+            w->turn_fd = -1;
             w->child.on_exit = on_exit_worker;
             w->child.process = &w->record->process;
             (void)snprintf(w->record->type, sizeof(w->record->type), "%s", w->type->name);
             (void)snprintf(w->record->id, sizeof(w->record->id), "%.*s/%u", (int)RV_NAME_MAX, w->type->name, i);
             w->timer = event_new(s->base, -1, 0, on_timer, w);
             w->child.log = rv_log_create(s, w->record->id, w->type->name);
-            if (!w->timer || !w->child.log)
+            if (!w->timer || !w->child.log || !w->kind)
                 return -ENOMEM;
         }
     }
@@ -493,9 +602,12 @@ void rv_workers_fini(struct rv_supervisor *s)
 {
     struct rv_children *c = s->children;
 
-    for (uint32_t i = 0; i < c->worker_count; i++)
+    for (uint32_t i = 0; i < c->worker_count; i++) {
         if (c->workers[i].timer)
             event_free(c->workers[i].timer);
+        rv_port_give_up(&c->workers[i].record->port);
+        end_turn(&c->workers[i]);
+    }
     free(c->workers);
     free(c->restart_waits);
 }
@@ -582,6 +694,7 @@ void rv_worker_get_facts(const struct rv_worker *w, struct rv_worker_facts *ret_
         .starts = w->record->starts,
         .last_exit = w->record->last_exit,
         .detail = w->record->detail,
+        .http_port = w->record->port.fd >= 0 ? w->record->port.number : 0,
         .job = w->record->job,
         .session = w->child.session,
         .log = w->child.log,

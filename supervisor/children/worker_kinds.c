@@ -1,10 +1,12 @@
 /* The table of worker kinds: how a worker of each kind is started. A new kind is one row and one function. */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "children_private.h"
+#include "clock.h"
 #include "config.h"
 #include "paths.h"
 
@@ -49,12 +51,18 @@ static int python_command(const struct rv_config_type *type, char *path, size_t 
     return 0;
 }
 
-/* PYTHON -m resvisor.comfyui --state FOLDER --pooling P DIRECTORY ARGS… */
+/* PYTHON -m resvisor.comfyui --state FOLDER --pooling P … DIRECTORY ARGS… */
 static int comfyui_command(const struct rv_config_type *type, char *path, size_t path_size, const char **argv,
                            struct rv_error *err)
 {
-    const char *const first[] = {type->python,       "-m",        "resvisor.comfyui", "--state",
-                                 type->state_folder, "--pooling", type->pooling,      type->directory};
+    const char *const first[] = {type->python,         "-m",
+                                 "resvisor.comfyui",   "--state",
+                                 type->state_folder,   "--pooling",
+                                 type->pooling,        "--output-prefix",
+                                 type->output_prefix,  "--warmup",
+                                 type->warmup,         "--warmup-failure",
+                                 type->warmup_failure, type->primary ? "--primary" : "--not-primary",
+                                 type->directory};
     unsigned n = 0;
 
     if (strlen(type->python) >= path_size)
@@ -128,10 +136,29 @@ static int python_environment(const struct rv_config_type *type, char **env, uns
                  : 0;
 }
 
+static int comfyui_environment(const struct rv_config_type *type, char **env, unsigned *ret_count, struct rv_error *err)
+{
+    int r = python_environment(type, env, ret_count, err);
+
+    if (r < 0)
+        return r;
+    if (asprintf(&env[*ret_count], "RESVISOR_LOOP_TIMEOUT_MS=%llu",
+                 (unsigned long long)(type->loop_timeout_us / RV_MSEC)) < 0)
+        return rv_error_set(err, ENOMEM, RESVISOR__V1__ERROR_CODE__ERROR_NO_MEMORY, "no memory for its environment");
+    (*ret_count)++;
+    return 0;
+}
+
+#define INTERRUPT_US (5 * RV_SEC) /* ComfyUI's own way to stop: it empties its temporary folder */
+#define TERMINATE_US (2 * RV_SEC)
+
+static const struct rv_stop_step terminate[] = {{SIGTERM, TERMINATE_US}, {0, 0}};
+static const struct rv_stop_step interrupt_first[] = {{SIGINT, INTERRUPT_US}, {SIGTERM, TERMINATE_US}, {0, 0}};
+
 static const struct rv_worker_kind kinds[] = {
-    {"native", native_command, NULL},
-    {"python", python_command, python_environment},
-    {"comfyui", comfyui_command, python_environment},
+    {"native", native_command, NULL, false, terminate},
+    {"python", python_command, python_environment, false, terminate},
+    {"comfyui", comfyui_command, comfyui_environment, true, interrupt_first},
 };
 
 const struct rv_worker_kind *rv_worker_kind_by_name(const char *name)

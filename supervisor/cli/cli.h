@@ -17,7 +17,9 @@ extern const struct rv_command rv_command_jobs, rv_command_job, rv_command_cance
 extern const struct rv_command rv_command_fetch;                                                     /* fetch.c */
 extern const struct rv_command rv_command_restart, rv_command_logs, rv_command_stop;                 /* operate.c */
 extern const struct rv_command rv_command_init;                                                      /* init.c */
+extern const struct rv_command rv_command_restore_config;                                            /* restore.c */
 extern const struct rv_command rv_command_route;                                                     /* route.c */
+extern const struct rv_command rv_command_verify;                                                    /* verify.c */
 extern const struct rv_command rv_command_check, rv_command_errors, rv_command_version;              /* info.c */
 extern const struct rv_command rv_command_help, rv_command_complete, rv_command_words;               /* help.c */
 

@@ -14,6 +14,9 @@
 
 #define CODE(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 #define STOP_TIMEOUT_US UINT64_C(120000000) /* workers may finish their jobs */
+/* The answer comes when the new workers are ready: each finishes its job first, and ComfyUI alone starts for many
+ * seconds. A supervisor that goes away ends the wait at once. */
+#define RESTART_TIMEOUT_US UINT64_C(86400000000)
 #define ESCAPED_LINE_MAX 8192
 
 static void print_done(bool json, const char *text)
@@ -60,9 +63,9 @@ static int run_restart(int argc, char **argv)
     request.restart_type = &body;
     r = rv_cli_connect(&client, &args, RV_SOCKET_CONTROL, &err);
     if (r == 0)
-        r = rv_client_request(&client, &request, RV__FRAME__BODY_DONE, RV_CLIENT_TIMEOUT_US, NULL, NULL, &answer, &err);
+        r = rv_client_request(&client, &request, RV__FRAME__BODY_DONE, RESTART_TIMEOUT_US, NULL, NULL, &answer, &err);
     if (r == 0)
-        (void)snprintf(text, sizeof(text), "%.64s: its workers restart, each after the job that it runs", body.type);
+        (void)snprintf(text, sizeof(text), "%.64s: its workers have restarted", body.type);
     if (r == 0)
         print_done(args.json, text);
     exit_code = r < 0 ? rv_say_error(&err, args.json) : RV_EXIT_DONE;
@@ -76,7 +79,8 @@ const struct rv_command rv_command_restart = {
     .name = "restart",
     .arguments = "TYPE [--json]",
     .summary = "Restart the workers of a workflow type, also after too many deaths.",
-    .text = "Models stay in memory. A worker that runs a job finishes it first.",
+    .text =
+        "Models stay in memory. A worker that runs a job finishes it first. Returns when the new workers are ready.",
     .common = RV_COMMON_CONFIG | RV_COMMON_JSON,
     .min_arguments = 1,
     .max_arguments = 1,

@@ -1,17 +1,12 @@
 /* `route`: what a ComfyUI graph makes, which workflow type would run it, and why. Needs no running supervisor. */
-#include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cli.h"
-#include "graph_route.h"
+#include "graph_file.h"
 #include "output.h"
-#include "rpc.pb-c.h"
 
-#define CODE(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 #define SHOWN_EVIDENCE_MAX 8u /* lines for people; --json has all that the decision kept */
 
 static const struct rv_option options[] = {
@@ -19,101 +14,6 @@ static const struct rv_option options[] = {
     {0},
 };
 enum { ROUTE_TYPE };
-
-/* The configured types as the router sees them. files: RV_TYPE_MODELS_MAX for each type. */
-struct types {
-    struct rv_config *config;
-    struct rv_route_type list[RV_TYPES_MAX];
-    const char *files[RV_TYPES_MAX][RV_TYPE_MODELS_MAX];
-    uint32_t count;
-};
-
-/* ---- reading ----------------------------------------------------------------------------------------------------- */
-
-static int read_file(const char *path, char **ret_text, size_t *ret_length, struct rv_error *err)
-{
-    int fd = strcmp(path, "-") == 0 ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
-    char *text = NULL;
-    size_t length = 0;
-    ssize_t n = 0;
-    int r = 0;
-
-    if (fd < 0)
-        return rv_error_set(err, errno, CODE(FILE), "%s cannot be read: %s", path, strerror(errno));
-    text = malloc(RV_GRAPH_SIZE_MAX + 1);
-    while (text && length <= RV_GRAPH_SIZE_MAX) {
-        n = read(fd, text + length, RV_GRAPH_SIZE_MAX + 1 - length);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            break;
-        length += (size_t)n;
-    }
-    if (!text)
-        r = rv_error_set(err, ENOMEM, CODE(NO_MEMORY), "no memory for the graph");
-    else if (n < 0)
-        r = rv_error_set(err, errno, CODE(FILE), "%s cannot be read: %s", path, strerror(errno));
-    if (fd != STDIN_FILENO)
-        (void)close(fd);
-    if (r < 0) {
-        free(text);
-        return r;
-    }
-    *ret_text = text;
-    *ret_length = length;
-    return 0;
-}
-
-static int parse_file(const char *path, struct rv_graph **ret_graph, struct rv_error *err)
-{
-    struct rv_error inner = {0};
-    char *text = NULL;
-    size_t length = 0;
-    int r = read_file(path, &text, &length, err);
-
-    if (r < 0)
-        return r;
-    r = rv_graph_parse(text, length, ret_graph, &inner);
-    free(text);
-    return r < 0 ? rv_error_set(err, -r, inner.code, "%s: %s", path, inner.message) : 0;
-}
-
-static const char *model_path(const struct rv_config *config, const char *name)
-{
-    for (uint32_t i = 0; i < config->model_count; i++)
-        if (strcmp(config->models[i].name, name) == 0)
-            return config->models[i].path;
-    return name;
-}
-
-static int read_types(const struct rv_args *args, struct types *types, struct rv_error *err)
-{
-    struct rv_config_sources sources;
-    char *problems = NULL;
-    size_t length = 0;
-    FILE *out = open_memstream(&problems, &length);
-    int r;
-
-    if (!out)
-        return rv_error_set(err, ENOMEM, CODE(NO_MEMORY), "no memory for the configuration");
-    rv_args_sources(args, &sources);
-    r = rv_config_load(&sources, out, &types->config);
-    (void)fclose(out);
-    if (r < 0)
-        (void)rv_error_set(err, -r, CODE(CONFIG), "%.*s", (int)strcspn(problems, "\n"), problems);
-    free(problems);
-    for (uint32_t i = 0; r == 0 && i < types->config->type_count; i++) {
-        const struct rv_config_type *type = &types->config->types[i];
-        struct rv_route_type *row = &types->list[types->count++];
-
-        *row = (struct rv_route_type){.name = type->name, .files = types->files[i], .file_count = type->model_count};
-        for (uint32_t k = 0; k < type->accept_count; k++)
-            row->accepts |= rv_route_accepts(type->accepts[k]);
-        for (uint32_t k = 0; k < type->model_count; k++)
-            types->files[i][k] = model_path(types->config, type->models[k]);
-    }
-    return r;
-}
 
 /* ---- printing ---------------------------------------------------------------------------------------------------- */
 
@@ -151,7 +51,7 @@ static json_t *candidates_json(const struct rv_route *route)
     return array;
 }
 
-static void print_json(const struct rv_graph *graph, const struct rv_route *route, const struct types *types,
+static void print_json(const struct rv_graph *graph, const struct rv_route *route, const struct rv_cli_types *types,
                        const struct rv_error *err)
 {
     json_t *root = json_object(), *array = json_array();
@@ -180,7 +80,7 @@ static const char *const rule_texts[] = {
 };
 _Static_assert(sizeof(rule_texts) / sizeof(rule_texts[0]) == RV_RULES, "a text per rule");
 
-static void print_text(const struct rv_graph *graph, const struct rv_route *route, const struct types *types)
+static void print_text(const struct rv_graph *graph, const struct rv_route *route, const struct rv_cli_types *types)
 {
     static const char *const titles[] = {"NODE", "CLASS", "ROLE", "KIND", "FILE", NULL};
     struct rv_table table;
@@ -213,14 +113,26 @@ static void print_text(const struct rv_graph *graph, const struct rv_route *rout
 
 /* ---- the command ------------------------------------------------------------------------------------------------- */
 
+static int parse_file(const char *path, struct rv_graph **ret_graph, struct rv_error *err)
+{
+    char *text = NULL;
+    size_t length = 0;
+    int r = rv_cli_read_file(path, &text, &length, err);
+
+    if (r == 0)
+        r = rv_cli_parse_graph(path, text, length, ret_graph, err);
+    free(text);
+    return r;
+}
+
 static int route_file(const struct rv_args *args, const char *header)
 {
-    static struct types types; /* large */
+    static struct rv_cli_types types; /* large */
     struct rv_graph *graph = NULL;
     struct rv_route route = {.type = RV_ROUTE_NO_TYPE};
     struct rv_error err = {0};
     bool decided = false;
-    int r = read_types(args, &types, &err);
+    int r = rv_cli_types_read(args, &types, &err);
 
     if (r == 0)
         r = parse_file(args->arguments[0], &graph, &err);
@@ -238,7 +150,7 @@ static int route_file(const struct rv_args *args, const char *header)
     else if (r < 0)
         r = rv_say_error(&err, args->json);
     rv_graph_destroy(graph);
-    rv_config_destroy(types.config);
+    rv_cli_types_fini(&types);
     return r;
 }
 

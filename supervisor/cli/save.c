@@ -104,7 +104,7 @@ static int take_piece(struct rv_frame *answer, uint64_t size, int to, const char
     return r;
 }
 
-static int fetch_to(struct rv_router *router, const Resvisor__V1__Job *job, uint32_t number, int to, const char *path,
+int rv_fetch_output(struct rv_router *router, const Resvisor__V1__Job *job, uint32_t number, int to, const char *path,
                     struct rv_error *err)
 {
     uint64_t size = job->outputs[number]->size, offset = 0;
@@ -163,7 +163,7 @@ static int save_regular(struct rv_router *router, const Resvisor__V1__Job *job, 
     fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0)
         return write_failed(path, errno, err);
-    r = fetch_to(router, job, number, fd, path, err);
+    r = rv_fetch_output(router, job, number, fd, path, err);
     if (close(fd) < 0 && r == 0)
         r = write_failed(path, errno, err);
     if (r == 0 && rename(temporary, target) < 0)
@@ -184,7 +184,7 @@ static int save_one(struct rv_router *router, const Resvisor__V1__Job *job, uint
     fd = open(path, O_WRONLY | O_CLOEXEC); /* a device or a FIFO: never replaced */
     if (fd < 0)
         return write_failed(path, errno, err);
-    r = fetch_to(router, job, number, fd, path, err);
+    r = rv_fetch_output(router, job, number, fd, path, err);
     (void)close(fd);
     return r;
 }
@@ -264,7 +264,7 @@ int rv_save_outputs(struct rv_router *router, const Resvisor__V1__Job *job, int 
         return rv_error_set(err, EINVAL, CODE(USAGE), "the job has %zu outputs; choose one with --output",
                             job->n_outputs);
     if (out && strcmp(out, "-") == 0)
-        return fflush(stdout), fetch_to(router, job, first, STDOUT_FILENO, "standard output", err);
+        return fflush(stdout), rv_fetch_output(router, job, first, STDOUT_FILENO, "standard output", err);
     r = prepare_folder(out ? out : ".", end - first > 1, &folder, err);
     for (uint32_t i = first; r == 0 && i < end; i++) {
         char path[PATH_MAX];

@@ -15,4 +15,8 @@
 int rv_save_outputs(struct rv_router *router, const Resvisor__V1__Job *job, int number, const char *out, json_t *files,
                     bool quiet, struct rv_error *err);
 
+/* Writes one output to an open file; path is for messages only. */
+int rv_fetch_output(struct rv_router *router, const Resvisor__V1__Job *job, uint32_t number, int to, const char *path,
+                    struct rv_error *err);
+
 #endif

@@ -202,6 +202,7 @@ static void load_end(struct rv_load *load, struct rv_generation *generation, con
     waits_answer(load, model, generation, err);
     if (!load->holds_child)
         load_free(load);
+    rv_workers_next_turn(s);
 }
 
 static void start_next(struct rv_supervisor *s);
@@ -301,7 +302,8 @@ static void load_start(struct rv_load *load)
     }
     load->child.log = take_log(s);
     load->child.on_exit = on_exit_loader;
-    r = rv_child_spawn(s, &load->child, &(struct rv_spawn_options){RV_CHILD_LOADER, "a loader", path, argv, env}, &err);
+    r = rv_child_spawn(s, &load->child,
+                       &(struct rv_spawn_options){RV_CHILD_LOADER, "a loader", path, argv, env, NULL, 0}, &err);
     if (r < 0) {
         give_log_back(s, load->child.log);
         load_end(load, NULL, &err);
@@ -673,4 +675,17 @@ void rv_pool_preload(struct rv_supervisor *s)
         else if (c->pin)
             model->pinned = true; /* another name of its file may be the entry at work */
     }
+}
+
+bool rv_pool_is_preloading(const struct rv_supervisor *s)
+{
+    for (uint32_t i = 0; i < s->config->model_count; i++) {
+        const struct rv_config_model *c = &s->config->models[i];
+        const struct rv_model *model =
+            c->preload || c->pin ? rv_model_by_name((struct rv_state *)&s->state, c->name) : NULL;
+
+        if (model && model->load)
+            return true;
+    }
+    return false;
 }

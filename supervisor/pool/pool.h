@@ -22,6 +22,9 @@ void rv_pool_fini(struct rv_supervisor *s);
 /* Starts loading what the configuration says to preload. */
 void rv_pool_preload(struct rv_supervisor *s);
 
+/* Is one of these still being loaded? */
+bool rv_pool_is_preloading(const struct rv_supervisor *s);
+
 /* ---- catalog.c ---- */
 
 /*

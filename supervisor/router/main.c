@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 #include "clock.h"
-#include "log.h"
 #include "front/front.h"
+#include "log.h"
 #include "router.h"
 
 #define CONTROL_FD 3

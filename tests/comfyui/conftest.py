@@ -22,6 +22,7 @@ START_S = 100
 if importlib.util.find_spec("torch") is None or not (COMFYUI / "main.py").exists():
     collect_ignore_glob = ["test_*.py"]
 else:
+    sys.path.insert(0, str(HERE.parents[1] / "deploy" / "comfyui"))
     import tiny
 
 
@@ -34,6 +35,9 @@ def base(tmp_path_factory):
         (folder / name).mkdir()
     (folder / "web" / "index.html").write_text("<html></html>")
     shutil.copytree(HERE / "nodes", folder / "custom_nodes" / "resvisor_test")
+    for name, text in (("resvisor_twin", 'NODE_CLASS_MAPPINGS = {"TestTwin": type("TestTwin", (), {})}\n'), ("resvisor_broken", "import nowhere\n")):
+        (folder / "custom_nodes" / name).mkdir()
+        (folder / "custom_nodes" / name / "__init__.py").write_text(text)
     return folder
 
 
@@ -49,17 +53,18 @@ def comfy_type(base, **keys):
 
 @pytest.fixture(scope="module")
 def make_comfy(tmp_path_factory, base):
-    """make_comfy({type: keys}): a running service, its workers ready. Ended with the module."""
+    """make_comfy({type: keys}, prepare=function of the service): running, its workers ready. Ended with the module."""
     from harness.service import Service
 
     made = []
 
-    def make(types):
+    def make(types, prepare=lambda service: None):
         folder = tmp_path_factory.mktemp("service")
         service = Service(folder, {"model_folders": [str(base / "models")]})
         service.config["types"] = {
             name: comfy_type(base, state_folder=str(folder / "state"), **keys) for name, keys in types.items()
         }
+        prepare(service)
         made.append(service)
         service.start()
         service.wait_ready(timeout=START_S)
@@ -84,7 +89,7 @@ class Comfy(Jobs):
         return self.run(type_name, payload=payload, **fields)
 
     def outputs(self, job):
-        """What it made, without what ComfyUI's history says of it."""
+        """What the prompt made; the history has ids and times, and differs each time."""
         return {output.name: self.output(job, i) for i, output in enumerate(job.outputs) if output.name != "history.json"}
 
 

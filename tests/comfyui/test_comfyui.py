@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import urllib.request
 import zipfile
 
@@ -15,7 +14,6 @@ from conftest import Comfy, comfy_type, wait_for
 from harness import procfs
 from harness.protos import rpc_pb2
 from harness.python import run_python
-from harness.service import Service
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -195,7 +193,8 @@ def test_a_new_file_of_the_same_name_is_loaded(service, comfy, base):
 def test_workers_have_folders_and_files_of_their_own(service, base):
     state = service.folder.parent
     users = {path.parent.name for path in state.rglob("user") if path.parent.name.startswith("image-")}
-    assert users == {"image-0", "image-1"}
+    assert users == {"image-1"}
+    assert list(state.rglob("comfyui/users"))  # of the primary worker
     assert {path.name for path in (base / "output").iterdir()} >= {"image-0", "image-1"}
 
 
@@ -226,25 +225,37 @@ def test_two_workers_share_a_model(service, comfy, base):
     assert model.loads == 1 and model.leases >= users
 
 
-def test_a_stop_is_orderly(make_comfy):
-    service = make_comfy({"image": {}})
+def test_what_the_pool_holds_does_not_count_as_memory_of_comfyui(comfy):
+    graph = tiny.image(prefix="size")
+    found = comfy.outputs(done(comfy.prompt({"1": graph["1"], "2": tiny.node("TestSize", model=["1", 0])["1"]})))
+    counted, whole = map(int, next(data for name, data in found.items() if name.endswith(".txt")).split())
+    assert 0 < counted < whole / 10
+
+
+def test_the_detail_says_what_is_in_the_pool(service, comfy):
+    for _ in range(2):
+        done(comfy.prompt(tiny.image(prefix="detail")))
+
+    def said():
+        return any("of the pool in place, " in worker.detail for worker in service.type("image").workers)
+
+    procfs.wait_until(said, 30, "a detail with bytes in the pool")
+
+
+def test_warm_up_packs_and_an_orderly_stop(make_comfy, base, tmp_path):
+    warmup = tmp_path / "warmup.json"
+    warmup.write_text(json.dumps(tiny.image(prefix="warmed")))
+    arguments = comfy_type(base)["args"]
+    at = arguments.index("resvisor_test")
+    arguments[at:at] = ["resvisor_twin", "resvisor_broken"]
+    service = make_comfy({"image": {"warmup": str(warmup), "args": arguments}})
+    assert "warmed up with" in service.log() and "WanModel of" in service.log()
+    detail = service.worker("image").detail
+    assert "not imported: resvisor_broken: No module named 'nowhere'" in detail
+    assert "node 'TestTwin' of resvisor_t" in detail and "is replaced by that of resvisor_t" in detail
+    with Comfy(service) as comfy:
+        assert not comfy.list()  # the warm-up was no job
+        assert done(comfy.prompt(tiny.image(prefix="warmed-2"))).read_bytes == 0
     assert service.stop(60) == 0
-    assert "Stopped server" in service.log()
+    assert service.log().count("Stopped server") == 1
     assert procfs.wait_until(lambda: not service.ours(), 10, "no process left") is True
-
-
-def test_a_port_that_is_taken_is_named(tmp_path, base):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        service = Service(tmp_path, {"model_folders": [str(base / "models")]})
-        keys = comfy_type(base, state_folder=str(tmp_path / "state"), max_deaths=1)
-        keys["args"] += ["--port", str(taken.getsockname()[1])]
-        service.config["types"] = {"image": keys}
-        try:
-            service.start()
-            service.wait_worker("image", "FAILED", timeout=60)
-            line = service.wait_log("cannot listen on 127.0.0.1 port")
-            assert f"process {os.getpid()} has it" in line
-        finally:
-            service.end()

@@ -17,7 +17,7 @@ SANITIZERS = ("libasan", "libubsan", "libtsan")
 LINKS = {
     "bin/resvisor": ("libevent_core", "libprotobuf-c", "libyaml", "libjansson"),
     "libexec/resvisor/resvisor-router": ("libevent_core", "libprotobuf-c", "libnanomsg", "libxxhash", "libbsd",
-                                         "libmicrohttpd", "libjansson"),
+                                         "libmicrohttpd", "libjansson", "libcurl", "libwslay", "libnettle"),
     "libexec/resvisor/resvisor-loader": ("libprotobuf-c", "libjansson", "libxxhash", "liburing"),
     "bin/resvisor-worker": ("libresvisor", "libprotobuf-c", "libxxhash"),
     "lib/libresvisor.so.1": ("libprotobuf-c", "libxxhash"),
@@ -45,7 +45,7 @@ def test_the_supervisor_reaches_no_nanomsg_cuda_or_http_library_at_all():
     assert [name for name in names if FORBIDDEN_IN_SUPERVISOR.search(name)] == []
 
 
-@pytest.mark.parametrize("library", ["nanomsg", "microhttpd"])
+@pytest.mark.parametrize("library", ["nanomsg", "microhttpd", "curl", "wslay"])
 def test_what_reads_strangers_bytes_is_in_the_router_only(library):
     programs = [path for path in (BUILD / "bin").iterdir()] + [path for path in (BUILD / "libexec/resvisor").iterdir()]
     assert [path.name for path in programs if any(library in name for name in needed(path))] == ["resvisor-router"]

@@ -15,7 +15,7 @@ from harness.service import PROGRAM, run_program
 DONE, USAGE, NOT_RUNNING, REFUSED, JOB_FAILED, NOT_FOUND, NO_ROOM, DEADLINE, CANCELLED = 0, 2, 3, 4, 5, 6, 7, 8, 9
 
 COMMANDS = (
-    "start stop status models load unload pin unpin submit jobs cancel restart logs route init check version"
+    "start stop status models load unload pin unpin submit jobs cancel restart logs route verify init check version"
 ).split()  # fmt: skip
 NEED_SERVICE = {
     "status": (), "models": (), "load": ("m",), "unload": ("m",), "pin": ("m",), "unpin": ("m",), "submit": ("image",),

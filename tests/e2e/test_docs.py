@@ -83,7 +83,7 @@ def test_named_commands_and_options_exist(path):
     known = commands()
     wrong = []
     for text in [*CODE.findall(prose(path)), *shell_lines(path)]:
-        match = re.match(r"resvisor ([a-z]+)\b(.*)", text)
+        match = re.match(r"resvisor ([a-z][a-z-]*)\b(.*)", text)
         if not match:
             continue
         name, rest = match.groups()

@@ -8,7 +8,7 @@ import uuid
 import pytest
 from harness import procfs
 from harness.fake_comfyui import FakeComfyUI, graph
-from harness.http import Client, exchange, listen, raw
+from harness.http import Client, exchange, listen, raw, read_all
 from harness.jobs import Jobs
 from harness.protos import rpc_pb2
 from harness.service import SANITIZED, Service
@@ -476,15 +476,55 @@ def test_a_new_router_still_has_the_history(front, service, gate):
     front.connection.close()  # it is made anew
 
 
+def post_raw(sock, nodes=None, **fields):
+    body = json.dumps({"prompt": graph() if nodes is None else nodes, **fields}).encode()
+    head = "POST /prompt HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    sock.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+
 def test_a_client_that_leaves_before_the_judgement(front, service, fake):
     """Its prompt was not taken; nothing is left of it."""
     fake.fault("POST /resvisor/validate", "hang")
-    body = json.dumps({"prompt": graph()}).encode()
-    head = b"POST /prompt HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    ended = sum(entry.get("fault") == "hang" for entry in fake.requests())
     with raw(service) as sock:
-        sock.sendall(head + body)
-        fake.wait_request("/resvisor/validate", len(fake.requests("/resvisor/validate")) + 1)
-    fake.wait_fault_ended("hang")
+        asked = len(fake.requests("/resvisor/validate"))
+        post_raw(sock)
+        fake.wait_request("/resvisor/validate", asked + 1)
+    fake.wait_fault_ended("hang", ended + 1)
     assert front.queue() == ([], [])
     status, _ = exchange(service, b"GET /queue HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
     assert status == 200
+
+
+def test_a_judge_that_dies(front, service, fake):
+    """The prompt is taken as it is, and the next worker runs it."""
+    fake.fault("POST /resvisor/validate", "hang", times=1)
+    asked = len(fake.requests("/resvisor/validate"))
+    prompt_id = str(uuid.uuid4())
+    with raw(service) as sock:
+        post_raw(sock, prompt_id=prompt_id)
+        fake.wait_request("/resvisor/validate", asked + 1)
+        os.kill(service.worker("image").pid, signal.SIGKILL)
+        answer = read_all(sock)
+    assert answer.startswith(b"HTTP/1.1 200 ") and prompt_id.encode() in answer
+    assert front.entry(prompt_id)["status"]["status_str"] == "success"
+
+
+def test_a_stop_while_a_prompt_is_judged(tmp_path):
+    fake = FakeComfyUI(tmp_path / "comfyui")
+    service = listen(Service(tmp_path / "service"))
+    service.config["types"] = {"image": fake.type()}
+    try:
+        service.start()
+        service.wait_ready(60)
+        with Front(service) as front:
+            assert procfs.wait_until(lambda: front.get("/queue").status == 200, WAIT_S, "a settled router")
+        fake.fault("POST /resvisor/validate", "hang")
+        with raw(service) as sock:
+            post_raw(sock)
+            fake.wait_request("/resvisor/validate")
+            assert service.stop() == 0
+            assert read_all(sock)[:12] in (b"HTTP/1.1 200", b"HTTP/1.1 503", b"")
+        assert "router exited with" not in service.log() and "Sanitizer" not in service.log()
+    finally:
+        service.end()

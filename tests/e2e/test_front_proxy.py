@@ -25,7 +25,7 @@ class Stage:
     """Two types, one worker each; `image` is the primary. Only `video` has the class OnlyVideo and the route /video_pack/who."""
 
     def __init__(self, folder, **keys):
-        self.service = web.listen(Service(folder), **keys)
+        self.service, self.token = web.listen(Service(folder), **keys), keys.get("token")
         self.fakes = {name: FakeComfyUI(folder / f"fake-{name}") for name in ("image", "video")}
         inputs = folder / "inputs"
         video = self.fakes["video"].folder
@@ -36,7 +36,15 @@ class Stage:
             name: fake.type(args=["--input-directory", str(inputs)]) for name, fake in self.fakes.items()
         }
         self.service.start()
+        self.wait_ready()
+
+    def wait_ready(self):
+        """READY, and the router knows it: until then another worker may answer what all can."""
         self.service.wait_ready()
+        with self.client(token=self.token) as client:
+            for name in self.fakes:
+                pinned = {"X-Resvisor-Worker": f"{name}/0"}
+                procfs.wait_until(lambda: client.get("/users", headers=pinned).status == 200, web.TIMEOUT_S, f"{name}/0")  # noqa: B023
 
     def pid(self, name):
         return self.service.worker(name).pid
@@ -373,6 +381,12 @@ def test_pages_of_elsewhere_are_refused(stage):
     assert len(stage.fakes["image"].requests()) == count
 
 
+def test_routes_for_the_router_are_nobody_else_s(stage):
+    answer = stage.post("/api/resvisor/validate", {"prompt": {}})
+    assert (answer.status, error_of(answer)) == (404, "not_found")
+    assert stage.fakes["image"].requests("/resvisor/validate") == []
+
+
 def test_a_reboot_needs_the_token(stage):
     for path in ("/manager/reboot", "/api/manager/reboot", "/api/v2/manager/reboot"):
         for method in ("GET", "POST"):
@@ -382,8 +396,7 @@ def test_a_reboot_needs_the_token(stage):
     assert stage.fakes["image"].requests("/manager/reboot") == []
 
 
-def test_workers_that_are_not_there(stage):
-    """The last test of this stage: it ends workers."""
+def test_a_worker_that_dies_is_replaced(stage):
     service = stage.service
     starts = service.worker("image").starts
     stage.fakes["image"].fault("GET /users", "hang")
@@ -394,6 +407,7 @@ def test_workers_that_are_not_there(stage):
     assert b" 502 " in found or b" 503 " in found
     stage.fakes["image"].clear()
     service.wait_worker("image", starts=starts + 1)
+    stage.wait_ready()
     assert stage.get("/users").status == 200
 
 
@@ -424,6 +438,19 @@ def test_a_token_is_asked_for_and_kept_here(tmp_path):
         with web.Client(stage.service, token=web.TOKEN) as client:
             answer = client.get("/fake_pack/who")
             assert answer.status == 200 and "authorization" not in {name.lower() for name, _ in answer.json["headers"]}
+            answer = client.get(f"/?token={web.TOKEN}")
+            assert (answer.status, answer.headers["Location"]) == (303, "/")
+        cookie, _, attributes = answer.headers["Set-Cookie"].partition(";")
+        assert "HttpOnly" in attributes and "SameSite=Strict" in attributes
+        with web.Client(stage.service) as client:
+            answer = client.get("/fake_pack/who", headers={"Cookie": f"a=b; {cookie}; c=d"})
+            assert answer.status == 200 and dict(answer.json["headers"])["Cookie"] == "a=b; c=d"
+            assert client.get("/features", headers={"Cookie": cookie + "x"}).status == 401
+            assert client.get("/resvisor/v1/status", headers={"Cookie": cookie}).status == 401
+            for path in ("/?token=wrong", "/?token=", f"/users?token={web.TOKEN}"):
+                answer = client.get(path)
+                assert answer.status == 401 and "Set-Cookie" not in answer.headers
+        with web.Client(stage.service, token=web.TOKEN) as client:
             starts = stage.service.worker("image").starts
             assert client.get("/manager/reboot").json == {"restarted": True}
             stage.service.wait_worker("image", starts=starts + 1)

@@ -259,6 +259,19 @@ def test_an_interrupted_prompt(service, fake, gate, held):
         gate.close()
 
 
+def test_a_prompt_that_is_refused_when_it_runs(service, fake, held):
+    """Nobody has judged it before, so ComfyUI has no socket to tell it to: the router does."""
+    client = own_id()
+    number = fake.fault("POST /resvisor/validate", "status")
+    with connect(service, client, wait=fake) as ws:
+        prompt = submit(service, client, "FakeNothing")
+        fake.clear(number)
+        end = ws.wait_prompt(prompt)[-1]
+        assert (end["type"], end["data"]["exception_type"]) == ("execution_error", "resvisor.PromptRefused")
+        assert "FakeNothing" in end["data"]["exception_message"]
+        ws.wait_event("status", status={"exec_info": {"queue_remaining": 0}})
+
+
 def test_broken_frames_of_a_worker_cost_nobody_else_anything(service, fake, held):
     """Each kind at a client of its own: its socket is opened again, and the client has not noticed."""
     kinds = ["half_frame", "half_head", "masked", "reserved", "unknown_opcode", "bad_utf8", "huge_length", "lone_continuation", "long_ping"]
@@ -274,6 +287,37 @@ def test_broken_frames_of_a_worker_cost_nobody_else_anything(service, fake, held
             fake.wait_socket(pid, client)
             fake.event(pid, "still.here", {}, client)
             sockets[kind].wait_event("still.here")
+
+
+def test_a_worker_that_does_not_answer_the_handshake(service, fake, held):
+    """It is waited for as long as it lives: a second socket would be forgotten when the first one ends."""
+    client, pid = own_id(), pids(service)[0]
+    number = fake.fault("GET /ws", "hang", pid=pid)
+    with connect(service, client) as ws:
+        fake.wait_socket(pids(service)[1], client)
+        fake.event(pids(service)[1], "of.the.other", {}, client)
+        ws.wait_event("of.the.other")
+        fake.clear(number)
+        fake.wait_socket(pid, client)
+        fake.event(pid, "at.last", {}, client)
+        ws.wait_event("at.last")
+
+
+def test_handshakes_that_a_worker_spoils(service, fake, held):
+    """Each kind once, at a client of its own; then it is tried again."""
+    kinds = ["slow_head", "half_head", "close", "status", "long_length", "garbage", "huge_head", "bad_length", "cut_chunk"]
+    pid = pids(service)[0]
+    with contextlib.ExitStack() as stack:
+        clients = {}
+        for kind in kinds:
+            client, before = own_id(), len(fake.requests("/ws", pid=pid))
+            fake.fault("GET /ws", kind, pid=pid, times=1)
+            clients[client] = stack.enter_context(connect(service, client))
+            procfs.wait_until(lambda before=before: len(fake.requests("/ws", pid=pid)) > before, 20, "the handshake")
+        for client, ws in clients.items():
+            fake.wait_socket(pid, client, timeout=60)
+            fake.event(pid, "at.last", {}, client)
+            ws.wait_event("at.last")
 
 
 # ---- a client's end ----
@@ -357,7 +401,13 @@ def test_a_reader_that_stands_still_is_dropped(service, fake, held):
     pid = pids(service)[0]
     with connect(service, client, wait=fake, receive_buffer=65536, timeout=60) as ws:
         fake.push(pid, client, "binary", bytes=2_000_000, count=20)
-        fake.wait_no_socket(pid, client, timeout=60)
+
+        def dropped():
+            with contextlib.suppress(OSError):
+                ws.send_raw(frame(PING))  # it lives, and still it does not read
+            return client not in fake.state(pid)["sockets"]
+
+        procfs.wait_until(dropped, 100, "the end of its socket")
         with pytest.raises(Closed):
             while True:
                 ws.receive()
@@ -386,7 +436,7 @@ def test_a_client_that_breaks_the_rules(service, fake, data, code):
         ws.send_raw(data)
         with contextlib.suppress(OSError):
             ws.send_raw(b"x" * 16)
-        ws.sock.shutdown(1)
+            ws.sock.shutdown(1)
         with pytest.raises(Closed) as closed:
             while True:
                 ws.receive()
@@ -421,8 +471,10 @@ def test_a_page_of_our_own_is_let_in(service):
     host = f"127.0.0.1:{service.http_port}"
     with connect(service, headers={"Origin": f"http://{host}", "Sec-WebSocket-Extensions": "permessage-deflate"}) as ws:
         assert "permessage-deflate" not in ws.head
-    with pytest.raises(Refused):
-        connect(service, "x" * 129)
+    for path, status in (("/ws?clientId=" + "x" * 129, 400), ("/ws?a=" + "/" * 3000, 414)):
+        with pytest.raises(Refused) as refused:
+            connect(service, path=path)
+        assert refused.value.status == status
 
 
 def test_token_limit_and_end(make_service, tmp_path):

@@ -1,6 +1,7 @@
 """Safetensors files, good and bad, written byte by byte so that nothing is corrected on the way."""
 
 import json
+import os
 import struct
 
 import numpy
@@ -46,6 +47,14 @@ def write_plain(path, mib=4, tensors=8, seed=1):
     """A file of about `mib` MiB in `tensors` F32 tensors of equal size. Returns {name: bytes}."""
     elements = max(1, mib * 1024 * 1024 // 4 // tensors)
     return write(path, [(f"block.{i}.weight", "F32", (elements,)) for i in range(tensors)], seed=seed)
+
+
+def write_sparse(path, mib):
+    """One U8 tensor of zeros that takes no room on the disk: for loads that must last."""
+    length = mib * 1024 * 1024
+    head = pack({"zeros": entry("U8", [length], 0, length)})
+    path.write_bytes(head)
+    os.truncate(path, len(head) + length)
 
 
 def write_every_dtype(path, seed=7):

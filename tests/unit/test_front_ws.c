@@ -468,10 +468,12 @@ static void test_control_frames_that_are_too_long_or_in_pieces(void **state)
     struct end end;
 
     (void)state;
-    (void)give(bytes, 208, false, answer, sizeof(answer), &end);
+    assert_int_equal(give(bytes, 208, false, answer, sizeof(answer), &end), 2);
+    assert_memory_equal(answer, "\x88\0", 2);
     assert_int_equal(end.messages, 0);
     memcpy(bytes, "\x09\x81" MASK "a", 7);
-    (void)give(bytes, 7, false, answer, sizeof(answer), &end);
+    assert_int_equal(give(bytes, 7, false, answer, sizeof(answer), &end), 2);
+    assert_memory_equal(answer, "\x88\0", 2);
     assert_int_equal(end.messages, 0);
 }
 

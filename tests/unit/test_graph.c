@@ -335,6 +335,33 @@ static void test_what_is_no_graph_is_refused_with_its_place(void **state)
     refused("{\"1\":{\"class_type\":\"\xff\"}}", "line 1");
 }
 
+/* The router needs more of the body than the graph, and shall not read it twice. */
+static void test_what_stands_beside_the_graph_is_found(void **state)
+{
+    const char *text = "{\"number\": -2.5, \"client_id\": \"c\\u00e9\", \"prompt\": {\"1\":{\"class_type\":\"A\"}},"
+                       "\"front\": true, \"other\": {}, \"client_id\": \"last\"}";
+    struct rv_graph *graph = NULL;
+    const char *alone = "{\"prompt\":{\"class_type\":\"A\"}}"; /* a node called so */
+    const struct rv_json_value *prompt;
+
+    (void)state;
+    assert_int_equal(rv_graph_parse(text, strlen(text), &graph, &err), 0);
+    assert_true(graph->is_body);
+    prompt = &graph->json.values[graph->members[RV_GRAPH_MEMBER_PROMPT]];
+    assert_int_equal(prompt->end - prompt->begin, strlen("{\"1\":{\"class_type\":\"A\"}}"));
+    assert_memory_equal(text + prompt->begin, "{\"1\":", 5);
+    assert_string_equal(rv_json_string(&graph->json, graph->members[RV_GRAPH_MEMBER_CLIENT_ID], NULL), "last");
+    assert_true(rv_json_number(&graph->json, graph->members[RV_GRAPH_MEMBER_NUMBER]) == -2.5);
+    assert_true(rv_json_is(&graph->json, graph->members[RV_GRAPH_MEMBER_FRONT], RV_JSON_TRUE));
+    assert_int_equal(graph->members[RV_GRAPH_MEMBER_PROMPT_ID], RV_JSON_NONE);
+    rv_graph_destroy(graph);
+    graph = NULL;
+    assert_int_equal(rv_graph_parse(alone, strlen(alone), &graph, &err), 0);
+    assert_false(graph->is_body);
+    assert_int_equal(graph->members[RV_GRAPH_MEMBER_PROMPT], RV_JSON_NONE);
+    rv_graph_destroy(graph);
+}
+
 /* `times` times the piece, between a begin and an end. */
 static char *repeat(const char *begin, const char *piece, size_t times, const char *end, size_t *ret_length)
 {
@@ -447,6 +474,7 @@ int main(void)
         cmocka_unit_test(test_limits_hold_before_anything_is_built),
         cmocka_unit_test(test_the_largest_graph_is_decided),
         cmocka_unit_test(test_odd_but_legal_json_is_read),
+        cmocka_unit_test(test_what_stands_beside_the_graph_is_found),
         cmocka_unit_test(test_every_word_for_a_kind_is_known),
     };
 

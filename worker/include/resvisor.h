@@ -204,7 +204,8 @@ RV_API struct rv_connection *rv_worker_connection(struct rv_worker *worker);
 RV_API const char *rv_worker_id(const struct rv_worker *worker);
 RV_API const char *rv_worker_type(const struct rv_worker *worker);
 
-/* Says that the worker can take jobs. detail: for people, may be NULL. */
+/* Says that the worker can take jobs. detail: for people, may be NULL; at most 1,023 bytes are shown. Again: the detail
+ * has changed, nothing else. */
 RV_API int rv_worker_ready(struct rv_worker *worker, const char *detail, struct rv_failure *err);
 
 /* Waits for the next job: 1 = *ret_job is there; 0 = drain or stop: leave the loop and exit 0; negative errno. */

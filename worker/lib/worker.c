@@ -23,6 +23,7 @@
 #define HELLO_US (10 * RV_SEC)
 #define FLUSH_US RV_SEC /* at the end: so long for the router to take the last results */
 #define CONTROL_TURN 64u
+#define DETAIL_MAX 1024 /* bytes of what a worker says of itself */
 
 void rv_worker_wake(const struct rv_worker *w)
 {
@@ -400,7 +401,7 @@ int rv_worker_ready(struct rv_worker *w, const char *detail, struct rv_failure *
 {
     Rv__Frame frame = RV__FRAME__INIT;
     Rv__WorkerReady ready = RV__WORKER_READY__INIT;
-    char *names[RV_TYPE_MODELS_MAX], shown[256];
+    char *names[RV_TYPE_MODELS_MAX], shown[DETAIL_MAX];
     struct rv_error error = {0};
     int r = worker_usable(w);
 

@@ -103,6 +103,7 @@ void rv_front_worker_gone(struct rv_router *router, struct rv_worker_entry *work
 {
     if (!router->front || !rv_front_worker_port(worker))
         return;
+    rv_front_upstream_worker_gone(router->front, worker);
     rv_front_merges_worker_changed(router->front, worker);
 #ifdef RV_FRONT_HAS_WS
     rv_front_ws_worker_gone(router->front, worker);

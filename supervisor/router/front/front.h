@@ -31,6 +31,7 @@
 #define RV_FRONT_PROMPT_MAX (16u * 1024 * 1024)   /* bytes of a body of POST /prompt: workflows embed images */
 #define RV_FRONT_BODY_MAX (1024u * 1024)          /* of other bodies that are read here */
 #define RV_FRONT_ANSWER_MAX (64ull * 1024 * 1024) /* of a worker's answer that is read here, as object_info is */
+#define RV_FRONT_COOKIE "resvisor_token"          /* shows the token of a browser that was let in by /?token=… */
 #define RV_FRONT_TYPE_FIELD "X-Resvisor-Type"     /* of a request: a worker of that type shall answer */
 #define RV_FRONT_WORKER_FIELD "X-Resvisor-Worker" /* that worker: "image/0" */
 #define RV_FRONT_RETRY_MS 2000u                   /* Retry-After while a worker starts */
@@ -65,8 +66,9 @@ void rv_front_close(struct rv_router *router);
 /* What others tell; each may be called with router->front == NULL. */
 void rv_front_worker_ready(struct rv_router *router, struct rv_worker_entry *worker);
 void rv_front_worker_gone(struct rv_router *router, struct rv_worker_entry *worker); /* freed afterwards */
-void rv_front_job_ending(struct rv_router *router, struct rv_job_record *job); /* state and error are set, submit is there */
-void rv_front_job_ended(struct rv_router *router, struct rv_job_record *job);  /* submit is gone */
+void rv_front_job_ending(struct rv_router *router, struct rv_job_record *job);       /* its submit is still there */
+void rv_front_job_ended(struct rv_router *router,
+                        struct rv_job_record *job); /* state and error are set, submit is gone */
 void rv_front_job_removed(struct rv_router *router, struct rv_job_record *job); /* freed afterwards: free job->prompt */
 void rv_front_queue_changed(struct rv_router *router); /* a job was queued, was started, or has ended */
 
@@ -160,6 +162,7 @@ void rv_front_release(struct rv_http_request *request);
 int rv_front_upstream_init(struct rv_front *front);
 void rv_front_upstream_stop(struct rv_front *front);
 void rv_front_upstream_fini(struct rv_front *front);
+void rv_front_upstream_worker_gone(struct rv_front *front, const struct rv_worker_entry *worker);
 
 /* At the end of the head: sends the request on. A response is set if that cannot be. */
 void rv_front_pass_on(struct rv_http_request *request);
@@ -236,7 +239,7 @@ void rv_front_prompts_job_removed(struct rv_front *front, struct rv_job_record *
 /* The client_id of the prompt that the job is; NULL = it has none, or did not come as a prompt. */
 const char *rv_front_prompt_client(const struct rv_job_record *job);
 
-/* For /metrics: prompts that were taken, refused, and of those taken not validated before. */
+/* For /metrics: prompts that were taken, refused, and of those taken not validated before. front may be NULL. */
 void rv_front_prompt_counts(const struct rv_front *front, uint64_t *ret_taken, uint64_t *ret_refused,
                             uint64_t *ret_unvalidated);
 

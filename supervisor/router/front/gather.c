@@ -29,6 +29,7 @@ static void finish(struct rv_front_gather *gather)
             rv_front_call_cancel(gather->parts[i].call);
         gather->parts[i].call = NULL;
     }
+    request->front_gone = NULL; /* this ends here, whatever becomes of the client */
     gather->done(gather);
     if (!request->exchange && !request->render)
         rv_front_answered(request);

@@ -1,6 +1,6 @@
 /*
- * One JSON document out of several workers': pure functions on texts, for merge.c and unit tests. Nothing is parsed into
- * trees: what object_info says of a node is copied as it is.
+ * One JSON document out of several workers': pure functions on texts, for merge.c and unit tests. Nothing is parsed
+ * into trees: what object_info says of a node is copied as it is.
  */
 #ifndef RV_FRONT_JOIN_H
 #define RV_FRONT_JOIN_H

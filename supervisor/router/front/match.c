@@ -22,8 +22,8 @@ bool rv_front_path_matches(const char *const *segments, unsigned count, const ch
             return true;
         if (n == 0)
             return i == count;
-        if (i == count || (!(n == 1 && *pattern == '*') &&
-                           (strlen(segments[i]) != n || strncmp(segments[i], pattern, n) != 0)))
+        if (i == count ||
+            (!(n == 1 && *pattern == '*') && (strlen(segments[i]) != n || strncmp(segments[i], pattern, n) != 0)))
             return false;
         pattern += n;
         if (*pattern == '/')
@@ -176,7 +176,7 @@ static bool is_listed(const char *name, size_t length, const char *list, size_t 
             begin++;
         while (end > begin && (list[end - 1] == ' ' || list[end - 1] == '\t'))
             end--;
-        if (end - begin == length && strncasecmp(list + begin, name, length) == 0)
+        if (length > 0 && end - begin == length && strncasecmp(list + begin, name, length) == 0)
             return true;
     }
     return false;
@@ -184,12 +184,87 @@ static bool is_listed(const char *name, size_t length, const char *list, size_t 
 
 bool rv_front_field_is_hop(const char *name, size_t length, const char *connection, size_t connection_length)
 {
-    static const char *const hops[] = {"Connection",        "Keep-Alive", "Proxy-Connection", "TE", "Trailer",
-                                       "Transfer-Encoding", "Upgrade",    "Proxy-Authenticate",
-                                       "Proxy-Authorization"};
+    static const char *const hops[] = {
+        "Connection", "Keep-Alive",         "Proxy-Connection",   "TE", "Trailer", "Transfer-Encoding",
+        "Upgrade",    "Proxy-Authenticate", "Proxy-Authorization"};
 
     for (unsigned i = 0; i < sizeof(hops) / sizeof(hops[0]); i++)
         if (same_word(name, length, hops[i]))
             return true;
     return is_listed(name, length, connection, connection_length);
+}
+
+/* ---- cookies ---------------------------------------------------------------------------------------------------- */
+
+struct cookie {
+    const char *begin, *end, *value; /* begin: of the name; value: behind the first `=` */
+};
+
+/* The next one of "a=b; c=d". False = no more. */
+static bool next_cookie(const char **at, const char *end, struct cookie *ret)
+{
+    const char *p = *at, *stop;
+
+    while (p < end && (*p == ' ' || *p == ';' || *p == '\t'))
+        p++;
+    if (p == end)
+        return false;
+    stop = memchr(p, ';', (size_t)(end - p));
+    ret->begin = p;
+    ret->end = stop ? stop : end;
+    while (ret->end > p && (ret->end[-1] == ' ' || ret->end[-1] == '\t'))
+        ret->end--;
+    ret->value = memchr(p, '=', (size_t)(ret->end - p));
+    ret->value = ret->value ? ret->value + 1 : ret->end;
+    *at = stop ? stop : end;
+    return true;
+}
+
+static bool is_called(const struct cookie *cookie, const char *name)
+{
+    size_t n = strlen(name);
+
+    return (size_t)(cookie->value - cookie->begin) == n + 1 && memcmp(cookie->begin, name, n) == 0 &&
+           cookie->begin[n] == '=';
+}
+
+const char *rv_front_find_cookie(const char *field, size_t length, const char *name, size_t *ret_length)
+{
+    const char *at = field;
+    struct cookie cookie;
+
+    while (next_cookie(&at, field + length, &cookie)) {
+        if (!is_called(&cookie, name))
+            continue;
+        *ret_length = (size_t)(cookie.end - cookie.value);
+        return cookie.value;
+    }
+    return NULL;
+}
+
+size_t rv_front_strip_cookie(const char *field, size_t length, const char *name, char *to)
+{
+    const char *at = field;
+    struct cookie cookie;
+    size_t n = 0;
+
+    while (next_cookie(&at, field + length, &cookie)) {
+        if (is_called(&cookie, name))
+            continue;
+        if (n) /* a blank may have been missing, and there is no room for more than there was */
+            to[n++] = ';';
+        if (n > 1 && to[n - 1] == ';' && cookie.begin[-1] == ' ')
+            to[n++] = ' ';
+        memcpy(to + n, cookie.begin, (size_t)(cookie.end - cookie.begin));
+        n += (size_t)(cookie.end - cookie.begin);
+    }
+    return n;
+}
+
+bool rv_front_is_cookie_value(const char *text)
+{
+    for (const char *p = text; *p; p++)
+        if (*p <= ' ' || *p >= 0x7f || strchr("\",;\\", *p))
+            return false;
+    return *text != '\0';
 }

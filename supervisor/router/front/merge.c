@@ -122,7 +122,8 @@ static void nodes_done(struct rv_front_gather *gather)
 {
     answer_joined(gather, false, true);
     for (unsigned i = 0; i < gather->count; i++)
-        if (is_good(&gather->parts[i]) && rv_front_find(gather->front, gather->parts[i].worker, gather->parts[i].incarnation))
+        if (is_good(&gather->parts[i]) &&
+            rv_front_find(gather->front, gather->parts[i].worker, gather->parts[i].incarnation))
             keep_nodes(gather->front, &gather->parts[i]);
 }
 
@@ -136,7 +137,8 @@ static void arrays_done(struct rv_front_gather *gather)
     answer_joined(gather, true, false);
 }
 
-static void gather_types(struct rv_http_request *request, void (*done)(struct rv_front_gather *gather), uint64_t limit_us)
+static void gather_types(struct rv_http_request *request, void (*done)(struct rv_front_gather *gather),
+                         uint64_t limit_us)
 {
     struct rv_front_gather *gather;
     struct rv_front_call_options options = {.method = "GET", .path = request->uri};
@@ -190,8 +192,7 @@ static void add_devices(json_t *devices, const json_t *others)
     json_t *device;
     size_t i, k;
 
-    json_array_foreach(others, i, device)
-    {
+    json_array_foreach (others, i, device) {
         bool known = false;
 
         for (k = 0; k < json_array_size(devices); k++)
@@ -206,7 +207,8 @@ static json_t *join_stats(const struct rv_front_gather *gather)
     json_t *stats = NULL;
 
     for (unsigned i = 0; i < gather->count; i++) {
-        json_t *one = is_good(&gather->parts[i]) ? json_loadb(gather->parts[i].text, gather->parts[i].length, 0, NULL) : NULL;
+        json_t *one =
+            is_good(&gather->parts[i]) ? json_loadb(gather->parts[i].text, gather->parts[i].length, 0, NULL) : NULL;
 
         if (!stats && json_is_object(one)) {
             stats = json_incref(one);
@@ -228,8 +230,8 @@ static json_t *pool_of(const Resvisor__V1__Status *status)
     for (size_t i = 0; i < status->n_models; i++) {
         const Resvisor__V1__ModelStatus *m = status->models[i];
 
-        (void)json_array_append_new(models, json_pack("{s:s, s:s, s:I, s:I}", "name", m->name, "state", m->state, "bytes",
-                                                      (json_int_t)m->bytes, "leases", (json_int_t)m->leases));
+        (void)json_array_append_new(models, json_pack("{s:s, s:s, s:I, s:I}", "name", m->name, "state", m->state,
+                                                      "bytes", (json_int_t)m->bytes, "leases", (json_int_t)m->leases));
     }
     pool = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "version", status->version, "pool_bytes",
                      (json_int_t)status->pool_bytes, "pool_budget", (json_int_t)status->pool_budget, "leases",

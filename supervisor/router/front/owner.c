@@ -24,7 +24,7 @@
 #define HISTORY_MAX (16ull * 1024 * 1024) /* bytes of it that are looked through */
 
 struct place {
-    uint64_t key; /* 0 = empty */
+    uint64_t key;         /* 0 = empty */
     uint64_t incarnation; /* 0 = any: the file stays when the worker ends */
     char worker[RV_WORKER_NAME_MAX + 1];
 };
@@ -108,21 +108,22 @@ static const struct place *find(const struct rv_front *front, uint64_t key)
 /* ---- what prompts say ------------------------------------------------------------------------------------------- */
 
 /* Every {"filename", "subfolder", "type"} below "outputs", whatever the list is called. */
-static void learn_file(struct rv_front *front, const char *text, struct rv_span item, const struct rv_worker_entry *worker)
+static void learn_file(struct rv_front *front, const char *text, struct rv_span item,
+                       const struct rv_worker_entry *worker)
 {
     static const char *const names[] = {"type", "subfolder", "filename"};
     char values[3][NAME_MAX_BYTES];
     struct rv_span found;
 
     for (unsigned i = 0; i < 3; i++)
-        if (!rv_scan_find(text, item, names[i], &found) ||
-            rv_scan_copy(text, found, values[i], sizeof(values[i])) < 0)
+        if (!rv_scan_find(text, item, names[i], &found) || rv_scan_copy(text, found, values[i], sizeof(values[i])) < 0)
             return;
     remember(front, key_of(front, values[0], values[1], values[2]), worker->name,
              lasts(values[0], worker->incarnation));
 }
 
-static void learn_node(struct rv_front *front, const char *text, struct rv_span node, const struct rv_worker_entry *worker)
+static void learn_node(struct rv_front *front, const char *text, struct rv_span node,
+                       const struct rv_worker_entry *worker)
 {
     struct rv_span key, list, item;
     uint32_t at = 0;
@@ -165,7 +166,8 @@ void rv_front_owners_job_ended(struct rv_front *front, const struct rv_job_recor
         const struct rv_output *output = &job->outputs[i];
         void *text;
 
-        if (strcmp(output->name, HISTORY_NAME) != 0 || output->fd < 0 || output->size == 0 || output->size > HISTORY_MAX)
+        if (strcmp(output->name, HISTORY_NAME) != 0 || output->fd < 0 || output->size == 0 ||
+            output->size > HISTORY_MAX)
             continue;
         text = mmap(NULL, output->size, PROT_READ, MAP_PRIVATE, output->fd, 0);
         if (text == MAP_FAILED)

@@ -126,9 +126,11 @@ const char *rv_front_prompt_client(const struct rv_job_record *job)
 void rv_front_prompt_counts(const struct rv_front *front, uint64_t *ret_taken, uint64_t *ret_refused,
                             uint64_t *ret_unvalidated)
 {
-    *ret_taken = front->prompts->taken;
-    *ret_refused = front->prompts->refused;
-    *ret_unvalidated = front->prompts->unvalidated;
+    const struct rv_front_prompts *prompts = front ? front->prompts : NULL;
+
+    *ret_taken = prompts ? prompts->taken : 0;
+    *ret_refused = prompts ? prompts->refused : 0;
+    *ret_unvalidated = prompts ? prompts->unvalidated : 0;
 }
 
 uint32_t rv_front_queue_remaining(const struct rv_front *front)
@@ -152,7 +154,7 @@ void rv_front_prompts_job_removed(struct rv_front *front, struct rv_job_record *
 
 /* ---- a prompt that failed where no worker could say so ----------------------------------------------------------- */
 
-static const char *failure_type(int code)
+const char *rv_prompt_failure_type(int code)
 {
     static const struct {
         int code;
@@ -188,7 +190,7 @@ void rv_front_prompts_job_ending(struct rv_front *front, struct rv_job_record *j
         return;
     failure = (struct rv_shape_failure){
         .interrupted = job->error_code == RV_CODE(CANCELLED),
-        .type = failure_type(job->error_code),
+        .type = rv_prompt_failure_type(job->error_code),
         .message = job->error_message ? job->error_message : rv_error_row(job->error_code)->text,
         .ended_ms = rv_wall_ms(),
     };
@@ -412,8 +414,10 @@ static bool ask_worker(struct rv_front_posting *p)
                                             .timeout_us = VALIDATE_US,
                                             .answer_max = VALIDATE_ANSWER_MAX};
 
-    if (!worker || rv_front_call(p->front, worker, &options, on_judged, p, &p->call) < 0)
+    if (!worker || rv_front_call(p->front, worker, &options, on_judged, p, &p->call) < 0) {
+        p->call = NULL;
         return false;
+    }
     rv_front_wait(p->request, on_gone, p);
     return true;
 }
@@ -424,7 +428,7 @@ static bool ask_worker(struct rv_front_posting *p)
 static bool decide(struct rv_front_posting *p)
 {
     const struct rv_front_prompts *prompts = p->front->prompts;
-    const char *wanted = MHD_lookup_connection_value(p->request->connection, MHD_HEADER_KIND, "X-Resvisor-Type");
+    const char *wanted = MHD_lookup_connection_value(p->request->connection, MHD_HEADER_KIND, RV_FRONT_TYPE_FIELD);
     struct rv_graph *graph = NULL;
     struct rv_route route;
     struct rv_error err = {0};

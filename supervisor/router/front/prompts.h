@@ -33,6 +33,9 @@ struct rv_front_prompts {
 
 /* ---- prompt.c --------------------------------------------------------------------------------------------------- */
 
+/* What an error is called where ComfyUI names an exception: the same in the history and in events. */
+const char *rv_prompt_failure_type(int code);
+
 /* A job of a comfyui type, whoever sent it. */
 bool rv_prompt_is_one(const struct rv_job_record *job);
 

@@ -2,9 +2,9 @@
  * A request passed on to a worker, and its answer passed back, both as they come.
  *
  * Each way has one buffer. When the buffer to the worker is full, the client's connection is suspended; when the buffer
- * to the client is full, libcurl's transfer is paused: so a slow reader or a large upload costs two buffers and no more.
- * The client leaves: the transfer is ended, and the worker sees its connection close. The worker dies before its answer
- * has begun: the client gets an error; within it: its connection is closed before the end that was promised.
+ * to the client is full, libcurl's transfer is paused: so a slow reader or a large upload costs two buffers and no
+ * more. The client leaves: the transfer is ended, and the worker sees its connection close. The worker dies before its
+ * answer has begun: the client gets an error; within it: its connection is closed before the end that was promised.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -19,7 +19,7 @@
 #define BUFFER_MAX (128u * 1024) /* each way */
 #define BUFFER_FIRST 4096u
 #define HEAD_MAX (12u * 1024) /* of an answer: with a request's head it must fit libmicrohttpd's 32 KiB */
-#define BLOCK_BYTES (32u * 1024)
+#define BLOCK_BYTES (64u * 1024)
 
 struct buffer {
     char *bytes;
@@ -37,7 +37,7 @@ struct rv_front_exchange {
     bool answered;               /* the response was made: its reader takes from `down` */
     bool head_done;              /* of the answer, and not of a 1xx */
     bool too_large;              /* its head is */
-    bool asked[RV_TYPES_MAX]; /* types that did not know it */
+    bool asked[RV_TYPES_MAX];    /* types that did not know it */
     unsigned status;
     char *head; /* name NUL value NUL … */
     size_t head_length, head_room;
@@ -250,6 +250,8 @@ static struct MHD_Response *make_response(struct rv_front_exchange *x)
 {
     curl_off_t size = -1;
 
+    /* libmicrohttpd 0.9.75 says `Content-Length: 0` in a 304; of an unknown size, it would send the end of a chunked
+     * body that was not there, which the client would take for the next answer. */
     if (has_no_body(x))
         return MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
     (void)curl_easy_getinfo(x->transfer.easy, CURLINFO_CONTENT_LENGTH_DOWNLOAD_T, &size);
@@ -259,9 +261,8 @@ static struct MHD_Response *make_response(struct rv_front_exchange *x)
     if (x->transfer.done && x->transfer.result == CURLE_OK) { /* all of it is here: the usual case */
         char *bytes = x->down.bytes;
         size_t length = x->down.end;
-        struct MHD_Response *response =
-            length ? MHD_create_response_from_buffer(length, bytes, MHD_RESPMEM_MUST_FREE)
-                   : MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
+        struct MHD_Response *response = length ? MHD_create_response_from_buffer(length, bytes, MHD_RESPMEM_MUST_FREE)
+                                               : MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT);
 
         if (response && length)
             x->down = (struct buffer){0};
@@ -324,7 +325,8 @@ static void refuse(struct rv_front_exchange *x)
 
 static int prepare(struct rv_front_exchange *x, struct rv_worker_entry *worker);
 
-/* The worker does not know it: a worker of a type that has not been asked; NULL = none, or the route does not say so. */
+/* The worker does not know it: a worker of a type that has not been asked; NULL = none, or the route does not say so.
+ */
 static struct rv_worker_entry *next_to_ask(struct rv_front_exchange *x)
 {
     struct rv_front *front = x->transfer.front;
@@ -396,6 +398,19 @@ static bool is_named(const char *name, size_t length, const char *word)
     return length == strlen(word) && strncasecmp(name, word, length) == 0;
 }
 
+/* Without the cookie that is for us. */
+static int pass_cookies(struct fields *fields, const char *name, size_t name_length, const char *value, size_t length)
+{
+    char *kept = malloc(length + 1);
+    size_t n = kept ? rv_front_strip_cookie(value, length, RV_FRONT_COOKIE, kept) : 0;
+    int r = kept ? 0 : -ENOMEM;
+
+    if (n > 0)
+        r = rv_front_transfer_field(&fields->exchange->transfer, name, name_length, kept, n);
+    free(kept);
+    return r;
+}
+
 static enum MHD_Result pass_field(void *context, enum MHD_ValueKind kind, const char *name, size_t name_length,
                                   const char *value, size_t value_length)
 {
@@ -408,8 +423,10 @@ static enum MHD_Result pass_field(void *context, enum MHD_ValueKind kind, const 
         return MHD_YES;
     fields->has_accept |= is_named(name, name_length, "Accept");
     fields->has_content_type |= is_named(name, name_length, "Content-Type");
-    if (rv_front_transfer_field(&fields->exchange->transfer, name, name_length, value ? value : "",
-                                value ? value_length : 0) < 0)
+    if (fields->hide_token && value && is_named(name, name_length, "Cookie"))
+        fields->failed |= pass_cookies(fields, name, name_length, value, value_length) < 0;
+    else if (rv_front_transfer_field(&fields->exchange->transfer, name, name_length, value ? value : "",
+                                     value ? value_length : 0) < 0)
         fields->failed = true;
     return MHD_YES;
 }
@@ -525,7 +542,8 @@ bool rv_front_is_pinned(const struct rv_http_request *request)
 }
 
 /* The worker that the client names, or that the route says. False = what it names is not there; NULL = not ready. */
-static bool choose(struct rv_http_request *request, struct rv_worker_entry **ret_worker, const struct rv_type **ret_type)
+static bool choose(struct rv_http_request *request, struct rv_worker_entry **ret_worker,
+                   const struct rv_type **ret_type)
 {
     struct rv_front *front = request->http->router->front;
     const char *name = MHD_lookup_connection_value(request->connection, MHD_HEADER_KIND, RV_FRONT_WORKER_FIELD);

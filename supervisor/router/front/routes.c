@@ -1,9 +1,16 @@
 /* The table of paths: ComfyUI's API, and what becomes of each part of it. The first row that matches counts. */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "front.h"
 
 #define SMALL RV_FRONT_BODY_MAX
+
+static void nothing_here(struct rv_http_request *request)
+{
+    rv_front_answer_error(request, 404, "not_found", "", 0, "nothing is at this path");
+}
 
 /* clang-format off */
 static const struct rv_front_route routes[] = {
@@ -41,6 +48,8 @@ static const struct rv_front_route routes[] = {
     {"",     "settings/**",         RV_FRONT_PRIMARY, false, false, 0, NULL},
     {"",     "users/**",            RV_FRONT_PRIMARY, false, false, 0, NULL},
     {"",     "internal/**",         RV_FRONT_PRIMARY, false, false, 0, NULL},
+    /* Workers have routes for the router itself. */
+    {"",     "resvisor/**",         RV_FRONT_HANDLE, false, false, SMALL, nothing_here},
     /* Packs that restart ComfyUI. */
     {"",     "manager/reboot",      RV_FRONT_HANDLE, false, true, SMALL, rv_front_reboot},
     {"",     "v2/manager/reboot",   RV_FRONT_HANDLE, false, true, SMALL, rv_front_reboot},
@@ -61,6 +70,25 @@ const struct rv_front_route *rv_front_find_route(const char *method, const char 
             !rv_front_path_matches(segments, count, routes[i].path)))
         i++;
     return &routes[i];
+}
+
+/* ---- browsers ---------------------------------------------------------------------------------------------------- */
+
+/* /?token=TOKEN in a browser: it gets a cookie, and the page without the token in its address. */
+static bool let_in(struct rv_http_request *request, const char *method)
+{
+    const char *shown = rv_http_query(&request->target, "token");
+    char cookie[RV_HTTP_URI_MAX + 64];
+
+    if (request->target.segment_count > 0 || request->api || !shown || strcmp(method, "GET") != 0 ||
+        !rv_http_is_token(request, shown, strlen(shown)) || !rv_front_is_cookie_value(shown))
+        return false;
+    (void)snprintf(cookie, sizeof(cookie), RV_FRONT_COOKIE "=%s; Path=/; HttpOnly; SameSite=Strict", shown);
+    rv_http_answer_text(request, 303, NULL, strdup(""), 0);
+    rv_http_add_header(request, "Location", "/");
+    rv_http_add_header(request, "Set-Cookie", cookie);
+    rv_http_add_header(request, "Referrer-Policy", "no-referrer");
+    return true;
 }
 
 /* ---- what a request must satisfy -------------------------------------------------------------------------------- */
@@ -90,8 +118,12 @@ bool rv_front_check(struct rv_http_request *request, const char *method, const s
         rv_http_refuse(request, status, RV_CODE(BAD_REQUEST), "%s", why);
         return true;
     }
+    if (let_in(request, method)) {
+        request->close = !request->framing.keep_alive;
+        return true;
+    }
     route = rv_front_find_route(method, request->target.segments, request->target.segment_count, request->api);
-    if (!rv_http_check_client(request, head, route->operator ? RV_HTTP_OPERATOR : RV_HTTP_CLIENT))
+    if (!rv_http_check_client(request, head, route->operator? RV_HTTP_OPERATOR : RV_HTTP_CLIENT))
         return true;
     request->front = route;
     if (route->action == RV_FRONT_HANDLE) {

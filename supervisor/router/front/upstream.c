@@ -16,9 +16,9 @@
 #include "log.h"
 #include "upstream.h"
 
-#define CONNECT_MS 5000L     /* to a socket of this machine */
-#define IDLE_S 60L           /* a connection that rested longer is not used again: ComfyUI closes it after 75 s */
-#define IDLE_MAX 64L         /* connections kept */
+#define CONNECT_MS 5000L /* to a socket of this machine */
+#define IDLE_S 60L       /* a connection that rested longer is not used again: ComfyUI closes it after 75 s */
+#define IDLE_MAX 64L     /* connections kept */
 #define HANDLES_KEPT 32u
 #define BLOCK_BYTES (64L * 1024)
 #define SWEEP_US (RV_SEC / 2)
@@ -29,6 +29,7 @@ struct watch {
     struct event *read, *write;
     int wanted; /* CURL_POLL_… */
     bool reading, writing;
+    bool connected; /* libcurl 7.88 closes a socket that is not, without a word */
 };
 
 struct rv_front_upstream {
@@ -70,6 +71,12 @@ static void act(struct rv_front_upstream *upstream, curl_socket_t socket, int wh
     upstream->inside = false;
     collect_done(upstream);
     rv_front_settle(upstream->front);
+}
+
+/* From an event of the loop, and only then: clients that go on are served at once, and requests may end in it. */
+static void act_and_serve(struct rv_front_upstream *upstream, curl_socket_t socket, int what)
+{
+    act(upstream, socket, what);
     rv_http_run(upstream->front->router->http);
 }
 
@@ -90,7 +97,7 @@ static void on_readable(int socket, short what, void *context)
 
     (void)what;
     if (watch->wanted & CURL_POLL_IN)
-        act(watch->upstream, socket, CURL_CSELECT_IN);
+        act_and_serve(watch->upstream, socket, CURL_CSELECT_IN);
     else /* it idles, or its reader is slow: libcurl asks again when it wants to know */
         set(watch->read, &watch->reading, false);
 }
@@ -101,7 +108,7 @@ static void on_writable(int socket, short what, void *context)
 
     (void)what;
     if (watch->wanted & CURL_POLL_OUT)
-        act(watch->upstream, socket, CURL_CSELECT_OUT);
+        act_and_serve(watch->upstream, socket, CURL_CSELECT_OUT);
     else
         set(watch->write, &watch->writing, false);
 }
@@ -117,7 +124,9 @@ static int on_interest(CURL *easy, curl_socket_t socket, int wanted, void *conte
         return 0;
     watch->wanted = wanted == CURL_POLL_REMOVE ? 0 : wanted;
     if (watch->wanted & CURL_POLL_IN)
-        set(watch->read, &watch->reading, true);
+        watch->connected = true;
+    if (watch->wanted & CURL_POLL_IN || !watch->connected)
+        set(watch->read, &watch->reading, (watch->wanted & CURL_POLL_IN) != 0);
     set(watch->write, &watch->writing, (watch->wanted & CURL_POLL_OUT) != 0);
     return 0;
 }
@@ -154,6 +163,7 @@ static curl_socket_t on_open(void *context, curlsocktype purpose, struct curl_so
         return CURL_SOCKET_BAD;
     }
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    free_watch(upstream->watches[fd]); /* of a socket that was closed without a word: it waits for nothing */
     upstream->watches[fd] = watch;
     return fd;
 }
@@ -186,7 +196,7 @@ static void on_timer(int fd, short what, void *context)
 {
     (void)fd;
     (void)what;
-    act(context, CURL_SOCKET_TIMEOUT, 0);
+    act_and_serve(context, CURL_SOCKET_TIMEOUT, 0);
 }
 
 static bool is_overdue(struct rv_front_transfer *transfer, uint64_t now)
@@ -250,6 +260,7 @@ int rv_front_transfer_init(struct rv_front_transfer *transfer, struct rv_front *
     char url[64];
 
     transfer->front = front;
+    transfer->worker = worker;
     transfer->easy = take_handle(front->upstream);
     if (!transfer->easy)
         return -ENOMEM;
@@ -274,8 +285,8 @@ int rv_front_transfer_init(struct rv_front_transfer *transfer, struct rv_front *
     return 0;
 }
 
-int rv_front_transfer_field(struct rv_front_transfer *transfer, const char *name, size_t name_length,
-                            const char *value, size_t value_length)
+int rv_front_transfer_field(struct rv_front_transfer *transfer, const char *name, size_t name_length, const char *value,
+                            size_t value_length)
 {
     char small[512], *line = small;
     size_t size = name_length + value_length + 3;
@@ -395,19 +406,33 @@ int rv_front_upstream_init(struct rv_front *front)
     return 0;
 }
 
-/* What is under way fails as if its worker had gone; clients are answered while the daemon still is there. */
-void rv_front_upstream_stop(struct rv_front *front)
+/* What is under way to that worker (NULL = to any) ends as if it had closed the connection. */
+static void fail(struct rv_front *front, const struct rv_worker_entry *worker)
 {
     struct rv_front_transfer *transfer;
 
-    if (!front->upstream)
-        return;
     TAILQ_FOREACH (transfer, &front->upstream->running, link) {
+        if (transfer->done || (worker && transfer->worker != worker))
+            continue;
         transfer->done = true;
         transfer->result = CURLE_RECV_ERROR;
         rv_front_touch(transfer);
     }
     rv_front_settle(front);
+}
+
+/* Its port may be held open for the next process: who waits there for an answer would wait for that one. */
+void rv_front_upstream_worker_gone(struct rv_front *front, const struct rv_worker_entry *worker)
+{
+    if (front->upstream)
+        fail(front, worker);
+}
+
+/* Clients are answered while the daemon still is there. */
+void rv_front_upstream_stop(struct rv_front *front)
+{
+    if (front->upstream)
+        fail(front, NULL);
 }
 
 void rv_front_upstream_fini(struct rv_front *front)
@@ -420,6 +445,8 @@ void rv_front_upstream_fini(struct rv_front *front)
         curl_easy_cleanup(upstream->handles[--upstream->handle_count]);
     if (upstream->multi)
         (void)curl_multi_cleanup(upstream->multi);
+    for (unsigned i = 0; i < SOCKETS_MAX; i++)
+        free_watch(upstream->watches[i]);
     if (upstream->timer)
         event_free(upstream->timer);
     if (upstream->sweep)

@@ -17,6 +17,7 @@
 struct rv_front_transfer {
     TAILQ_ENTRY(rv_front_transfer) link, touched_link;
     struct rv_front *front;
+    const struct rv_worker_entry *worker; /* only compared: it may be gone */
     CURL *easy;
     struct curl_slist *fields;
     char error[CURL_ERROR_SIZE];
@@ -38,8 +39,8 @@ int rv_front_transfer_init(struct rv_front_transfer *transfer, struct rv_front *
                            const struct rv_worker_entry *worker);
 
 /* "Name: value" is copied; it is sent instead of what libcurl would send under that name. */
-int rv_front_transfer_field(struct rv_front_transfer *transfer, const char *name, size_t name_length,
-                            const char *value, size_t value_length);
+int rv_front_transfer_field(struct rv_front_transfer *transfer, const char *name, size_t name_length, const char *value,
+                            size_t value_length);
 
 /* Sends it. What comes of it at once is told (`advance`) before this returns. */
 int rv_front_transfer_start(struct rv_front_transfer *transfer);

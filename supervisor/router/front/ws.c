@@ -15,6 +15,7 @@
 #define KEEPALIVE_IDLE_S 60 /* the kernel finds clients that vanished: no timer of ours */
 #define KEEPALIVE_STEP_S 15
 #define KEEPALIVE_COUNT 4
+#define TARGET_MAX (RV_WS_REQUEST_MAX / 2)
 #define TOTAL_FROM (64u * 1024) /* shorter messages do not bring the total to its limit */
 
 static void on_message(struct rv_ws_link *link, bool text, const uint8_t *bytes, size_t length);
@@ -148,19 +149,6 @@ static void on_ended(struct rv_ws_link *link, const char *why)
 
 /* ---- coming ----------------------------------------------------------------------------------------------------- */
 
-static enum MHD_Result collect(void *context, enum MHD_ValueKind kind, const char *name, size_t name_length,
-                               const char *value, size_t value_length)
-{
-    struct rv_http_head *head = context;
-
-    (void)kind;
-    if (head->field_count == RV_HTTP_FIELDS_MAX)
-        return MHD_NO;
-    head->fields[head->field_count++] =
-        (struct rv_http_field){name, value ? value : "", name_length, value ? value_length : 0};
-    return MHD_YES;
-}
-
 /* As ComfyUI does: 32 hexadecimal digits. */
 static bool mint_id(char *ret_id)
 {
@@ -178,7 +166,7 @@ static bool fill_client(struct rv_ws_client *client, const struct rv_http_reques
 {
     const char *id = rv_http_query(&request->target, "clientId");
     const char *host = MHD_lookup_connection_value(request->connection, MHD_HEADER_KIND, "Host");
-    char target[RV_WS_REQUEST_MAX / 2];
+    char target[TARGET_MAX];
 
     if (id && id[0])
         (void)snprintf(client->id, sizeof(client->id), "%s", id);
@@ -268,17 +256,30 @@ static unsigned count_ready(const struct rv_front *front)
     return count;
 }
 
-/* False = refused. */
-static bool check_limits(struct rv_http_request *request, const struct rv_front_ws *ws)
+/* What its workers will be asked; false = refused. */
+static bool check_target(struct rv_http_request *request, const struct rv_http_head *head)
 {
     const char *id = rv_http_query(&request->target, "clientId");
-    unsigned limit = request->http->router->setup->http_connections / 2;
+    const struct rv_http_field *host = rv_http_find(head, "Host", NULL);
+    char target[TARGET_MAX];
 
     if (id && strlen(id) > RV_WS_CLIENT_ID_MAX) {
         rv_front_answer_error(request, 400, "bad_request", "", 0, "clientId is longer than %u bytes",
                               RV_WS_CLIENT_ID_MAX);
         return false;
     }
+    if ((host && host->value_length > RV_WS_HOST_MAX) ||
+        rv_ws_write_target(target, sizeof(target), &request->target, id ? id : "") == 0) {
+        rv_front_answer_error(request, 414, "bad_request", "", 0, "the Host field or the query is too long");
+        return false;
+    }
+    return true;
+}
+
+static bool check_limits(struct rv_http_request *request, const struct rv_front_ws *ws)
+{
+    unsigned limit = request->http->router->setup->http_connections / 2;
+
     if (ws->stopping || ws->client_count >= limit ||
         ws->upstream_count + count_ready(ws->front) > RV_WS_UPSTREAMS_MAX) {
         rv_front_answer_error(request, 503, "limit", "raise http.connections: half of them may be WebSockets",
@@ -291,14 +292,13 @@ static bool check_limits(struct rv_http_request *request, const struct rv_front_
 void rv_front_ws_open(struct rv_http_request *request)
 {
     struct rv_front_ws *ws = request->http->router->front->ws;
-    struct rv_http_head head = {.method = request->head_only ? "HEAD" : "GET", .version = MHD_HTTP_VERSION_1_1};
+    struct rv_http_head head = {0};
     char accept[RV_WS_ACCEPT_LENGTH + 1];
     const char *why;
     unsigned status;
 
-    if (!request->framing.keep_alive) /* HTTP/1.0 */
-        head.version = MHD_HTTP_VERSION_1_0;
-    (void)MHD_get_connection_values_n(request->connection, MHD_HEADER_KIND, collect, &head);
+    rv_http_read_head(request, request->head_only ? "HEAD" : "GET",
+                      request->framing.keep_alive ? MHD_HTTP_VERSION_1_1 : MHD_HTTP_VERSION_1_0, &head);
     request->close = true; /* if it is refused: what follows could be frames */
     status = rv_ws_check_request(&head, accept, &why);
     if (status) {
@@ -307,7 +307,7 @@ void rv_front_ws_open(struct rv_http_request *request)
             rv_http_add_header(request, "Sec-WebSocket-Version", "13");
         return;
     }
-    if (!check_limits(request, ws))
+    if (!check_target(request, &head) || !check_limits(request, ws))
         return;
     request->close = false; /* "Connection: close" does not go with an upgrade */
     request->status = 101;

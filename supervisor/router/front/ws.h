@@ -24,8 +24,9 @@
 #define RV_WS_PROMPTS_KEPT 32u                   /* per client: prompts whose start or end it was told */
 #define RV_WS_VERDICTS_MAX 64u                   /* per client: prompts that failed, and nobody has told it yet */
 #define RV_WS_VERDICT_US (2 * UINT64_C(1000000)) /* how long a worker that lives may take to tell of a prompt's end */
-#define RV_WS_HANDSHAKE_US (10 * UINT64_C(1000000))
-#define RV_WS_LEAVE_US (10 * UINT64_C(1000000)) /* how long a worker may take to answer a close frame */
+#define RV_WS_HOST_MAX 300u                      /* bytes of a client's Host field, which its workers get */
+#define RV_WS_CONNECT_US (10 * UINT64_C(1000000))
+#define RV_WS_LEAVE_US (10 * UINT64_C(1000000)) /* how long a worker may take to answer when nobody waits for that */
 #define RV_WS_REST_US UINT64_C(1000000)         /* before a worker is tried again; doubles up to the next */
 #define RV_WS_REST_MAX_US (30 * UINT64_C(1000000))
 
@@ -40,7 +41,7 @@ struct rv_ws_prompt {
 struct rv_ws_verdict_entry {
     TAILQ_ENTRY(rv_ws_verdict_entry) link;
     char prompt_id[RV_WS_PROMPT_ID_MAX + 1], worker[RV_WORKER_NAME_MAX + 1];
-    char type[RV_WS_TYPE_MAX + 1];
+    const char *type; /* static */
     char node[RV_WS_NODE_MAX + 1], node_type[RV_WS_NODE_MAX + 1];
     char *message;
     bool interrupted;

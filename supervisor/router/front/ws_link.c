@@ -77,8 +77,10 @@ static ssize_t on_send(wslay_event_context_ptr wslay, const uint8_t *data, size_
     ssize_t n = send(link->socket, data, length, MSG_DONTWAIT | MSG_NOSIGNAL | (flags & WSLAY_MSG_MORE ? MSG_MORE : 0));
 
     (void)wslay;
-    if (n > 0)
+    if (n > 0) {
+        link->sent += (uint64_t)n;
         return n;
+    }
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return fail(link, WSLAY_ERR_WOULDBLOCK, NULL);
     return fail(link, WSLAY_ERR_CALLBACK_FAILURE, "the connection broke");
@@ -155,11 +157,14 @@ static void linger(struct rv_ws_link *link)
 static void flush(struct rv_ws_link *link)
 {
     struct timeval stall = rv_timeval(RV_WS_STALL_US);
+    uint64_t sent = link->sent;
 
     if (!link->started && !link->broken)
         return;
-    /* One that has sent its end may still read: pongs and the close frame are tried once. */
-    if (wslay_event_want_write(link->wslay) && wslay_event_send(link->wslay) < 0 && !link->broken)
+    /* While it waits to be writable, only that event may send: bits that fit in between would look like a reader's
+     * progress. One that has sent its end may still read: pongs and the close frame are tried once. */
+    if ((!event_pending(link->write_event, EV_WRITE, NULL) || link->broken) && wslay_event_want_write(link->wslay) &&
+        wslay_event_send(link->wslay) < 0 && !link->broken)
         link->broken = "no memory for a message";
     if (link->broken) {
         break_off(link, link->broken);
@@ -172,10 +177,10 @@ static void flush(struct rv_ws_link *link)
     if (!link->lingering && wslay_event_get_close_sent(link->wslay) &&
         (wslay_event_get_close_received(link->wslay) || !wslay_event_get_read_enabled(link->wslay)))
         linger(link);
-    if (wslay_event_want_write(link->wslay))
-        (void)event_add(link->write_event, &stall);
-    else
+    if (!wslay_event_want_write(link->wslay))
         (void)event_del(link->write_event);
+    else if (link->sent != sent || !event_pending(link->write_event, EV_WRITE, NULL))
+        (void)event_add(link->write_event, &stall); /* counted anew only when something was taken */
     watch_reading(link);
 }
 
@@ -214,7 +219,8 @@ static void on_readable(int fd, short what, void *context)
         read_waste(link);
     } else if (what & EV_READ) {
         link->turn = 0;
-        if (wslay_event_recv(link->wslay) < 0 && !link->broken)
+        /* Of an offence against framing itself wslay answers with a close frame, as of others. */
+        if (wslay_event_recv(link->wslay) == WSLAY_ERR_NOMEM && !link->broken)
             link->broken = "no memory for a message";
     }
     flush(link);

@@ -43,7 +43,8 @@ struct rv_ws_link {
     bool patient;   /* waits for that end without a limit */
     uint64_t close_by;
     unsigned fragments;
-    size_t turn; /* bytes read in this turn */
+    size_t turn;   /* bytes read in this turn */
+    uint64_t sent; /* bytes that the socket took */
     const char *broken;
     uint8_t *early; /* came with the handshake */
     size_t early_length, early_at;

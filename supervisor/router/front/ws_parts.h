@@ -17,7 +17,6 @@
 #define RV_WS_CLIENT_ID_MAX 128u       /* bytes */
 #define RV_WS_REQUEST_MAX 16384u       /* of our request to a worker: a target of RV_HTTP_URI_MAX, encoded anew */
 #define RV_WS_RESPONSE_MAX 8192u       /* of a worker's answer to it */
-#define RV_WS_TYPE_MAX 64u             /* of an event; longer names are none of those that matter here */
 #define RV_WS_PROMPT_ID_MAX 64u        /* bytes; ComfyUI's are UUIDs */
 #define RV_WS_NODE_MAX 64u             /* of a node's id and class */
 #define RV_WS_EVENT_MAX (1024u * 1024) /* larger texts are given on without a look into them */

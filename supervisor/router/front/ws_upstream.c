@@ -93,8 +93,8 @@ static void fail(struct rv_ws_upstream *upstream, const char *why)
         destroy(upstream);
         return;
     }
-    if (upstream->failures++ == 0)
-        rv_log_warning("the socket of a client to worker %s ended: %s; it is opened again", upstream->worker, why);
+    if (upstream->failures++ == 1) /* the first time it may be the worker's end, of which we hear in a moment */
+        rv_log_warning("a client's socket to worker %s does not stay open: %s; trying again", upstream->worker, why);
     for (unsigned i = 1; i < upstream->failures && rest < RV_WS_REST_MAX_US; i++)
         rest *= 2;
     upstream->state = RV_WS_RESTING;
@@ -114,8 +114,14 @@ static bool is_awaited(const struct rv_ws_upstream *upstream)
     return false;
 }
 
-/* A worker that does not answer may be busy in a node's code. While a client waits for that id there is nothing better
- * than to wait with it: a second socket would be answered no sooner. */
+/* A worker that does not answer may be busy in a node's code. While a client wants events for that id there is nothing
+ * better than to wait: a second socket would be answered no sooner, and forgotten when the first one ends. */
+static bool must_wait(const struct rv_ws_upstream *upstream)
+{
+    return (upstream->client || is_awaited(upstream)) &&
+           rv_front_find(upstream->ws->front, upstream->worker, upstream->incarnation);
+}
+
 static void on_leave_late(int fd, short what, void *context)
 {
     struct rv_ws_upstream *upstream = context;
@@ -123,7 +129,7 @@ static void on_leave_late(int fd, short what, void *context)
 
     (void)fd;
     (void)what;
-    if (is_awaited(upstream) && rv_front_find(upstream->ws->front, upstream->worker, upstream->incarnation))
+    if (must_wait(upstream))
         (void)event_add(upstream->event, &again);
     else
         rv_ws_link_abort(&upstream->socket, "it did not answer the close frame");
@@ -173,7 +179,8 @@ static void on_head(int fd, short what, void *context)
     ssize_t n;
 
     if (what & EV_TIMEOUT) {
-        fail(upstream, "it did not answer the handshake in time");
+        if (!must_wait(upstream))
+            fail(upstream, "it did not answer the handshake");
         return;
     }
     n = recv(fd, upstream->head + upstream->head_length, RV_WS_RESPONSE_MAX - upstream->head_length, MSG_DONTWAIT);
@@ -224,7 +231,7 @@ static void on_connected(int fd, short what, void *context)
     else
         why = send_request(upstream);
     upstream->state = RV_WS_HANDSHAKE;
-    if (!why && !set_event(upstream, EV_READ | EV_PERSIST, on_head, RV_WS_HANDSHAKE_US))
+    if (!why && !set_event(upstream, EV_READ | EV_PERSIST, on_head, RV_WS_LEAVE_US))
         why = "no memory for the handshake";
     if (why)
         fail(upstream, why);
@@ -245,7 +252,7 @@ static const char *make_socket(struct rv_ws_upstream *upstream, uint16_t port)
         return "no memory for a socket";
     if (connect(upstream->fd, (const struct sockaddr *)&address, sizeof(address)) < 0 && errno != EINPROGRESS)
         return "it does not accept connections";
-    return set_event(upstream, EV_WRITE, on_connected, RV_WS_HANDSHAKE_US) ? NULL : "no memory for a socket";
+    return set_event(upstream, EV_WRITE, on_connected, RV_WS_CONNECT_US) ? NULL : "no memory for a socket";
 }
 
 static void connect_to(struct rv_ws_upstream *upstream)

@@ -3,7 +3,6 @@
  * not, nor does a prompt that never reached one. The job table knows, but it hears by another way than the client: so a
  * worker that lives, or whose last bytes are not read yet, has its say first, and nobody is told twice.
  */
-#include <ctype.h>
 #include <event2/event.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -136,20 +135,6 @@ void rv_ws_verdicts_worker_ended(struct rv_ws_client *client, const char *worker
     }
 }
 
-/* "worker_died" becomes "resvisor.WorkerDied": the form that exceptions have in ComfyUI. */
-static void name_type(char *text, size_t size, const char *code)
-{
-    size_t length = (size_t)snprintf(text, size, "resvisor.");
-    bool up = true;
-
-    for (; *code && length + 1 < size; code++) {
-        if (*code != '_')
-            text[length++] = up ? (char)toupper((unsigned char)*code) : *code;
-        up = *code == '_';
-    }
-    text[length] = '\0';
-}
-
 static char *write_message(const struct rv_job_record *job)
 {
     const struct rv_error_row *row = rv_error_row(job->error_code);
@@ -190,7 +175,7 @@ void rv_ws_verdicts_job(struct rv_ws_client *client, const struct rv_job_record 
         return;
     (void)snprintf(entry->prompt_id, sizeof(entry->prompt_id), "%s", job->id);
     (void)snprintf(entry->worker, sizeof(entry->worker), "%s", job->worker_name);
-    name_type(entry->type, sizeof(entry->type), rv_error_row(job->error_code)->name);
+    entry->type = rv_prompt_failure_type(job->error_code);
     name_node(entry, job, prompt ? prompt->node : "");
     entry->message = write_message(job);
     entry->interrupted = cancelled;

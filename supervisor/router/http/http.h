@@ -92,7 +92,7 @@ struct rv_http {
     struct event *accept_event, *accept_pause, *daemon_event, *daemon_timer, *run_event;
     struct rv_http_list requests;
     struct rv_http_request *arriving; /* being given to libmicrohttpd */
-    bool running; /* libmicrohttpd is on the stack */
+    bool running;                     /* libmicrohttpd is on the stack */
     unsigned count, streams;
     uint64_t answers[6]; /* by the status' first digit */
     uint64_t refused_connections, expired_connections;
@@ -116,6 +116,13 @@ void rv_http_suspend(struct rv_http_request *request);
 
 /* At the end of the head. Sets the route, or a response that refuses. */
 void rv_http_check(struct rv_http_request *request, const char *method, const char *version);
+
+/* The head as libmicrohttpd holds it; *head is empty before. */
+void rv_http_read_head(struct rv_http_request *request, const char *method, const char *version,
+                       struct rv_http_head *head);
+
+/* The token, in a time that does not tell where the first difference is. False also if there is none. */
+bool rv_http_is_token(const struct rv_http_request *request, const char *shown, size_t length);
 
 /* Of the parts of a check, for front/: false = refused, and the response says so. */
 bool rv_http_check_client(struct rv_http_request *request, const struct rv_http_head *head, enum rv_http_access access);

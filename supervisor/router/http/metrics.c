@@ -169,7 +169,7 @@ static void write_types(FILE *out, const struct rv_router *r)
     }
 }
 
-_Static_assert(RV_OUTCOMES_MAX > RESVISOR__V1__ERROR_CODE__ERROR_USAGE, "a counter per error code");
+_Static_assert(RV_OUTCOMES_MAX > RESVISOR__V1__ERROR_CODE__ERROR_FILE_DAMAGED, "a counter per error code");
 
 void rv_http_render_metrics(struct rv_http_request *request, const Resvisor__V1__Reply *reply, int fd)
 {
@@ -193,8 +193,7 @@ void rv_http_render_metrics(struct rv_http_request *request, const Resvisor__V1_
     sample(out, "bad_frames_total", (double)s->bad_frames, "process", "supervisor", NULL, NULL);
     sample(out, "bad_frames_total", (double)rv_peer_bad_frames(), "process", "router", NULL, NULL);
     write_front(out, request->http);
-    if (request->http->router->front)
-        write_prompts(out, request->http->router->front);
+    write_prompts(out, request->http->router->front);
     if (fclose(out) != 0) {
         free(text);
         text = NULL;

@@ -24,8 +24,8 @@ static enum MHD_Result collect(void *context, enum MHD_ValueKind kind, const cha
     return MHD_YES;
 }
 
-static void read_head(struct rv_http_request *request, const char *method, const char *version,
-                      struct rv_http_head *head)
+void rv_http_read_head(struct rv_http_request *request, const char *method, const char *version,
+                       struct rv_http_head *head)
 {
     const union MHD_ConnectionInfo *info =
         MHD_get_connection_info(request->connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
@@ -50,6 +50,23 @@ static bool same_secret(const char *right, const char *shown, size_t length)
     return difference == 0;
 }
 
+bool rv_http_is_token(const struct rv_http_request *request, const char *shown, size_t length)
+{
+    return same_secret(request->http->router->setup->http_token, shown, length);
+}
+
+/* A browser cannot show a token by itself: at ComfyUI's paths, the cookie that it was given does. */
+static bool has_cookie(const struct rv_http_request *request, const struct rv_http_head *head)
+{
+    unsigned count;
+    const struct rv_http_field *field = request->front ? rv_http_find(head, "Cookie", &count) : NULL;
+    size_t length;
+    const char *shown =
+        field ? rv_front_find_cookie(field->value, field->value_length, RV_FRONT_COOKIE, &length) : NULL;
+
+    return shown && rv_http_is_token(request, shown, length);
+}
+
 static bool check_token(struct rv_http_request *request, const struct rv_http_head *head, enum rv_http_access access)
 {
     const char *token = request->http->router->setup->http_token;
@@ -67,7 +84,7 @@ static bool check_token(struct rv_http_request *request, const struct rv_http_he
         return false;
     }
     field = rv_http_find(head, "Authorization", &count);
-    if (access == RV_HTTP_OPEN ||
+    if (access == RV_HTTP_OPEN || has_cookie(request, head) ||
         (count == 1 && field->value_length > strlen(BEARER) && strncasecmp(field->value, BEARER, strlen(BEARER)) == 0 &&
          same_secret(token, field->value + strlen(BEARER), field->value_length - strlen(BEARER))))
         return true;
@@ -176,7 +193,7 @@ void rv_http_check(struct rv_http_request *request, const char *method, const ch
     const char *why = "";
     unsigned status;
 
-    read_head(request, method, version, &head);
+    rv_http_read_head(request, method, version, &head);
     status = rv_http_check_head(&head, &request->framing, &why);
     if (status) {
         request->close = true;

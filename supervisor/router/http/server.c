@@ -28,10 +28,10 @@
 #define CHECKS_MAX 1000u
 #define REST_FACTOR 3u          /* of http.timeout: for a body, a stalled answer, the time between two requests */
 #define POOL_BYTES (32u * 1024) /* of libmicrohttpd per connection: holds the head */
-#define DISCARD_MAX (8u * 1024 * 1024) /* bytes of a body that are read only to answer that they are too many */
+#define DISCARD_MAX (8u * 1024 * 1024)    /* bytes of a body that are read only to answer that they are too many */
 #define UNWANTED_MAX (256u * 1024 * 1024) /* the same of a body that a worker has refused */
 #define RUNS_PER_TURN 4u
-#define LAST_TURNS 4u                  /* at the end, for answers that are on their way */
+#define LAST_TURNS 4u /* at the end, for answers that are on their way */
 
 /* ---- the loop --------------------------------------------------------------------------------------------------- */
 
@@ -542,13 +542,13 @@ static void on_log(void *context, const char *format, va_list ap)
 
 static struct MHD_Daemon *start_daemon(struct rv_http *http)
 {
-    return MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET | MHD_ALLOW_SUSPEND_RESUME | MHD_ALLOW_UPGRADE | MHD_USE_ERROR_LOG, 0,
-                            NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, on_log, http,
-                            MHD_OPTION_NOTIFY_COMPLETED, on_completed, http, MHD_OPTION_NOTIFY_CONNECTION,
-                            on_connection, http, MHD_OPTION_URI_LOG_CALLBACK, on_uri, http, MHD_OPTION_CONNECTION_LIMIT,
-                            http->router->setup->http_connections + 1, MHD_OPTION_CONNECTION_TIMEOUT,
-                            (unsigned)(http->router->setup->http_timeout_ms * REST_FACTOR / 1000 + 1),
-                            MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)POOL_BYTES, MHD_OPTION_END);
+    return MHD_start_daemon(
+        MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET | MHD_ALLOW_SUSPEND_RESUME | MHD_ALLOW_UPGRADE | MHD_USE_ERROR_LOG, 0,
+        NULL, NULL, on_request, http, MHD_OPTION_EXTERNAL_LOGGER, on_log, http, MHD_OPTION_NOTIFY_COMPLETED,
+        on_completed, http, MHD_OPTION_NOTIFY_CONNECTION, on_connection, http, MHD_OPTION_URI_LOG_CALLBACK, on_uri,
+        http, MHD_OPTION_CONNECTION_LIMIT, http->router->setup->http_connections + 1, MHD_OPTION_CONNECTION_TIMEOUT,
+        (unsigned)(http->router->setup->http_timeout_ms * REST_FACTOR / 1000 + 1), MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+        (size_t)POOL_BYTES, MHD_OPTION_END);
 }
 
 int rv_http_open(struct rv_router *router, struct rv_error *err)

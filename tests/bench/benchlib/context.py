@@ -12,7 +12,7 @@ from harness.service import BUILD, MAKE_MODEL, PROGRAM, Service
 from .measure import HERE, MIB, Helper, drop_cache, run, run_json, say, wait_until, warm_cache
 
 PROGRAMS = BUILD / "bench"
-HTTP_BENCH = PROGRAMS / "bench_http"
+HTTP_BENCH, GRAPH_BENCH = PROGRAMS / "bench_http", PROGRAMS / "bench_graph"
 CLIENT, LOADER_BENCH, RPC_BENCH = PROGRAMS / "bench_client", PROGRAMS / "bench_loader", PROGRAMS / "bench_rpc"
 EXECUTOR = PROGRAMS / "bench_executor.so"
 TOUCH_LIBRARY = PROGRAMS / "libbench_touch.so"

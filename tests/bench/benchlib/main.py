@@ -7,17 +7,32 @@ import json
 import os
 import pathlib
 import platform
+import signal
 import subprocess
 import sys
 
-from . import attach, http, idle, load, memory, report, restart, rpc
+from . import attach, comfyui, graph, http, idle, load, memory, proxy, report, restart, rpc
 from .context import Context
 from .measure import GIB, REPORTING, Row, mem_available, prefault, say
 
-ROWS = {"attach": attach.attach, "touch": attach.touch, "load": load.load, "memory": memory.memory,
-        "restart": restart.restart, "rpc": rpc.rpc, "http": http.http, "idle": idle.idle}  # fmt: skip
-LIBRARIES = ("libevent-core-2.1-7", "libprotobuf-c1", "libnanomsg5", "libxxhash0", "liburing2", "fio")
-PACKAGES = ("torch", "safetensors", "fastsafetensors", "tensorizer", "numpy")
+# The programs of tests/bench: their rows, and the versions that count for them.
+PROGRAMS = {
+    "run": {"attach": attach.attach, "touch": attach.touch, "load": load.load, "memory": memory.memory,
+            "restart": restart.restart, "rpc": rpc.rpc, "http": http.http, "graph": graph.graph,
+            "idle": idle.idle},
+    "comfyui": {"switch": comfyui.switch, "bodies": comfyui.bodies, "comfyui-memory": comfyui.memory},
+    "proxy": {"small": proxy.small, "prompt": proxy.prompt, "bodies": proxy.bodies},
+}  # fmt: skip
+LIBRARIES = {
+    "run": ("libevent-core-2.1-7", "libprotobuf-c1", "libnanomsg5", "libxxhash0", "liburing2", "fio"),
+    "comfyui": ("libevent-core-2.1-7",),
+    "proxy": ("libevent-core-2.1-7", "libmicrohttpd12", "libcurl4", "nginx", "haproxy"),
+}
+PACKAGES = {
+    "run": ("torch", "safetensors", "fastsafetensors", "tensorizer", "numpy"),
+    "comfyui": ("torch", "safetensors", "numpy", "transformers"),
+    "proxy": (),
+}
 QUICK_PREFAULT = 2 * GIB
 
 
@@ -57,7 +72,7 @@ def version():
     return result.stdout.splitlines()[0] if result.stdout else "unknown"
 
 
-def conditions(work, quick):
+def conditions(program, work, quick):
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     load_now = " ".join(f"{value:.2f}" for value in os.getloadavg())
     return {
@@ -68,17 +83,17 @@ def conditions(work, quick):
         "memory": f"{memory_bytes / GIB:.1f} GiB, {mem_available() / GIB:.1f} GiB available; shmem huge pages: {shared_memory_pages()}"
         + ("; the host takes free memory back (free page reporting)" if REPORTING.exists() else ""),
         "disk": f"{filesystem(work)}; load average before: {load_now}",
-        "libraries": ", ".join(f"{name} {debian_version(name)}" for name in LIBRARIES),
-        "Python": f"{platform.python_version()}; " + ", ".join(f"{name} {python_version(name)}" for name in PACKAGES),
+        "libraries": ", ".join(f"{name} {debian_version(name)}" for name in LIBRARIES[program]),
+        "Python": "; ".join([platform.python_version(), *(f"{name} {python_version(name)}" for name in PACKAGES[program])]),
     }  # fmt: skip
 
 
-def run_rows(context, names):
+def run_rows(context, rows_of, names):
     rows = []
     for name in names:
         say(f"row {name}")
         try:
-            rows += ROWS[name](context)
+            rows += rows_of[name](context)
         except (RuntimeError, AssertionError, OSError) as error:
             say(f"row {name} broke: {error}")
             rows.append(Row(name, "broke", None, "", met=False, note=" ".join(str(error).split())[:300]))
@@ -87,18 +102,22 @@ def run_rows(context, names):
 
 def main():
     parser = argparse.ArgumentParser()
+    parser.add_argument("program", choices=list(PROGRAMS))
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", action="append", choices=list(ROWS))
+    parser.add_argument("--only", action="append", metavar="NAME")
     parser.add_argument("--json")
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--work", default=str(pathlib.Path(os.environ["RESVISOR_BUILD"]).parent / "bench-work"))
     options = parser.parse_args()
+    rows_of = PROGRAMS[options.program]
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(1))  # so that what was started is ended
     context = Context(options.work, options.quick)
     try:
-        facts = conditions(context.work, options.quick)
+        facts = conditions(options.program, context.work, options.quick)
         if not REPORTING.exists():  # there the host takes it back at once; rows that need it do it themselves
             prefault(QUICK_PREFAULT if options.quick else sys.maxsize)
-        rows = run_rows(context, options.only or list(ROWS))
+        rows = run_rows(context, rows_of, options.only or list(rows_of))
     finally:
         context.close()
     print(report.text(facts, rows))
@@ -106,7 +125,7 @@ def main():
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
     if options.markdown:
-        report.write_markdown(facts, rows)
+        report.write_markdown(options.program, facts, rows)
     return 1 if any(row.met is False for row in rows) else 0
 
 

@@ -144,18 +144,18 @@ class Helper:
         self.close()
 
 
-def interleave(ways, rounds, before=None):
-    """ways: {name: function that measures once and returns a dict}. {name: [dicts]}, one uncounted round first.
+def interleave(ways, rounds, before=None, uncounted=1):
+    """ways: {name: function that measures once and returns a dict}. {name: [dicts]}; the first, uncounted round is no part.
 
     before() runs before each. The order turns by one each round, so that no way always comes after the same other one.
     """
     names, found = list(ways), {name: [] for name in ways}
-    for number in range(rounds + 1):
+    for number in range(rounds + uncounted):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             if before:
                 before()
             result = ways[name]()
-            if number:
+            if number >= uncounted:
                 found[name].append(result)
     return found
 

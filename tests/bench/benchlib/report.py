@@ -3,7 +3,7 @@
 import pathlib
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[3] / "docs" / "performance.md"
-BEGIN = "<!-- table: written by tests/bench/run --markdown -->"
+BEGIN = "<!-- table: written by tests/bench/{} --markdown -->"
 END = "<!-- end of table -->"
 WORDS = {True: "yes", False: "NO", None: "-"}
 HEADINGS = ("what", "resvisor", "alternatives", "ratio", "goal", "met")
@@ -48,8 +48,8 @@ def markdown(facts, rows):
     return "\n".join(lines)
 
 
-def write_markdown(facts, rows):
-    page = DOCUMENT.read_text()
-    before, rest = page.split(BEGIN, 1)
+def write_markdown(program, facts, rows):
+    page, begin = DOCUMENT.read_text(), BEGIN.format(program)
+    before, rest = page.split(begin, 1)
     after = rest.split(END, 1)[1]
-    DOCUMENT.write_text(f"{before}{BEGIN}\n{markdown(facts, rows)}\n{END}{after}")
+    DOCUMENT.write_text(f"{before}{begin}\n{markdown(facts, rows)}\n{END}{after}")

@@ -73,6 +73,23 @@ class TestWait(_Output):
             time.sleep(0.01)
 
 
+class TestTouch(_Output):
+    """Makes a file."""
+
+    def run(self, mark):
+        os.close(os.open(mark, os.O_CREAT))
+        return {"ui": {"text": ["there"]}}
+
+
+class TestPause(_Output):
+    """Takes 3 s if the file is there."""
+
+    def run(self, mark):
+        if os.path.exists(mark):
+            time.sleep(3)
+        return {"ui": {"text": ["done"]}}
+
+
 class TestMany(_Output):
     """More texts than a job may have outputs."""
 
@@ -85,10 +102,28 @@ class TestRaise(_Output):
         raise ValueError(f"this node says {mark}")
 
 
+class TestSize(_Output):
+    """How large ComfyUI thinks that a model is, and how large it is."""
+
+    @classmethod
+    def INPUT_TYPES(cls):
+        return {"required": {"model": ("MODEL",)}}
+
+    def run(self, model):
+        whole = sum(value.nelement() * value.element_size() for value in model.model.state_dict().values())
+        return {"ui": {"text": [f"{model.model_size()} {whole}"]}}
+
+
+class TestTwin(_Output):
+    """Another pack defines it too."""
+
+
 NODE_CLASS_MAPPINGS = {
     found.__name__: found
-    for found in (TestConditioning, TestFrames, TestExit, TestKill, TestWait, TestMany, TestRaise)
-}
+    for found in (
+        TestConditioning, TestFrames, TestExit, TestKill, TestWait, TestTouch, TestPause, TestMany, TestRaise, TestSize, TestTwin
+    )
+}  # fmt: skip
 
 
 def _rename(body):

@@ -35,13 +35,21 @@ def get_user_directory():
     return str(_FOLDERS["user"])
 
 
-def new_file(kind, prefix, suffix):
-    """(path, name, subfolder) of a file that is not there yet, as ComfyUI numbers them."""
-    subfolder, _, stem = prefix.rpartition("/")
-    folder = os.path.join(get_directory_by_type(kind), subfolder)
+def set_output_directory(folder):
+    _FOLDERS["output"] = pathlib.Path(folder)
+
+
+def get_save_image_path(filename_prefix, output_dir, image_width=0, image_height=0):
+    """As ComfyUI numbers them: one more than what is there. The launcher replaces it."""
+    subfolder, _, stem = filename_prefix.rpartition("/")
+    folder = os.path.join(output_dir, subfolder)
     os.makedirs(folder, exist_ok=True)
-    number = 1
-    while os.path.exists(os.path.join(folder, f"{stem}_{number:05}_{suffix}")):
-        number += 1
+    numbers = [name.removeprefix(f"{stem}_")[:5] for name in os.listdir(folder) if name.startswith(f"{stem}_")]
+    return folder, stem, max([int(n) for n in numbers if n.isdigit()], default=0) + 1, subfolder, filename_prefix
+
+
+def new_file(kind, prefix, suffix):
+    """(path, name, subfolder) of a file that is not there yet."""
+    folder, stem, number, subfolder, _ = get_save_image_path(prefix, get_directory_by_type(kind))
     name = f"{stem}_{number:05}_{suffix}"
     return os.path.join(folder, name), name, subfolder

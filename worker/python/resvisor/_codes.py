@@ -41,3 +41,5 @@ class ErrorCode(enum.IntEnum):
     UNSUPPORTED = 32
     CONFIG = 33
     USAGE = 34
+    PORT_TAKEN = 35
+    FILE_DAMAGED = 36

@@ -20,7 +20,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._codes import ErrorCode
-from ._errors import Error, Unsupported, check
+from ._dlpack import RETAGGED, retag
+from ._errors import Error, check
 from ._library import AttachOptions, Failure, LeaseInfo, ProgressFunction, RawTensor, library
 
 if TYPE_CHECKING:
@@ -130,11 +131,14 @@ class Tensor:
         return module.from_tensor(self)
 
     def __dlpack__(self, **options: Any) -> Any:
-        """For CuPy, JAX and others. The capsule is numpy's own, or torch's for dtypes that numpy does not have."""
-        try:
+        """For torch, CuPy, JAX and others. The capsule is numpy's own, in place."""
+        if self.dtype not in RETAGGED:
             return self.numpy().__dlpack__(**options)
-        except Unsupported:
-            return self.torch().__dlpack__(**options)
+        import numpy
+
+        base, code, bits = RETAGGED[self.dtype]
+        array = numpy.frombuffer(self.memoryview(), base).reshape(self.shape)
+        return retag(array.__dlpack__(**options), code, bits)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)  # kDLCPU

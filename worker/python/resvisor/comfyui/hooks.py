@@ -39,6 +39,7 @@ class Hooks:
 
     def install(self) -> None:
         after_import("comfy.utils", self._patch)
+        after_import("comfy.model_management", self._patch_accounting)
 
     # ---- installing ----
 
@@ -67,15 +68,49 @@ class Hooks:
         setattr(owner, name, replacement)
         self.report.patch(shown)
 
+    # ---- comfy.model_management.module_size ----
+
+    def _patch_accounting(self, module: Any) -> None:
+        """ComfyUI makes room in memory for models of this size: what the pool holds anyway is not to be made room for.
+
+        On a GPU the weights are this process's own, so there everything counts.
+        """
+        try:
+            original = module.module_size
+            found = list(inspect.signature(original).parameters)
+            if found != ["module"]:
+                raise TypeError(f"it takes ({', '.join(found)})")
+        except (AttributeError, TypeError, ValueError) as error:
+            self.report.note(f"ComfyUI counts pooled weights as its own: comfy.model_management.module_size: {error}")
+            return
+
+        @functools.wraps(original)
+        def module_size(counted: Any) -> Any:
+            whole = original(counted)
+            try:
+                return whole - self._pooled_bytes(module, counted)
+            except Exception as error:
+                self.report.fallback("counting", f"{type(error).__name__}: {error}")
+                return whole
+
+        module_size._resvisor = True  # type: ignore[attr-defined]
+        module.module_size = module_size
+
+    def _pooled_bytes(self, management: Any, module: Any) -> int:
+        if management.get_torch_device().type != "cpu":
+            return 0
+        values = module.state_dict().values()
+        return sum(value.numel() * value.element_size() for value in values if self.pool.owner(value) is not None)
+
     def verify(self) -> None:
         """Before the worker is ready: is everything still ours, also where it was taken by name?"""
         import sys
 
-        import torch
-
         if not self.report.patched and not self.report.problems:
             self.report.problem("comfy.utils was never imported")
             return
+        import torch
+
         places = [("comfy.utils", "load_torch_file"), ("comfy.utils", "copy_to_param")]
         places += [("comfy.clip_vision", "load_torch_file"), ("comfy.bg_removal_model", "load_torch_file")]
         for module, name in places:
@@ -97,7 +132,9 @@ class Hooks:
             except Exception as error:  # ComfyUI's own loader has its own words for what is wrong with the file
                 self.report.fallback(str(args[0] if args else kwargs.get("ckpt")), f"{type(error).__name__}: {error}")
                 found = None
-            return original(*args, **kwargs) if found is None else found
+            result = original(*args, **kwargs) if found is None else found
+            self.report.loaded(str(args[0] if args else kwargs.get("ckpt")), pooled=found is not None)
+            return result
 
         return load_torch_file
 
@@ -200,6 +237,7 @@ class Hooks:
                     shared, tensors = shared + count, tensors + 1
                 elif value.device.type != "meta":
                     private += count
+            self.report.filled(module, shared, private)
             log(
                 f"{type(module).__name__} of {path}: {size(shared)} in {tensors} parameters in place, {size(private)} private"
             )

@@ -10,8 +10,9 @@ from typing import Any
 from .. import Error, ErrorCode
 from ..worker import Job, JobCancelled
 from . import files, history
-from .report import log
+from .report import Report, log
 from .server import Server, ServerError
+from .trace import Trace
 
 TURN_S = 0.1  # how often a cancel and the prompt thread are looked at
 LOOK_S = 2.0  # how often the history is asked, should an event not have come
@@ -66,7 +67,9 @@ def _check_fields(body: dict[str, Any]) -> None:
     """What is not ours passes through: packs read fields of their own."""
     if not isinstance(body.setdefault("extra_data", {}), dict):
         raise _bad("extra_data is no JSON object")
-    if not isinstance(body.get("client_id", ""), str):
+    if body.get("client_id") is None:
+        body.pop("client_id", None)
+    elif not isinstance(body["client_id"], str):
         raise _bad("client_id is no text")
     targets = body.get("partial_execution_targets")
     if targets is not None and not (isinstance(targets, list) and all(isinstance(target, str) for target in targets)):
@@ -110,10 +113,10 @@ def _line(error: Any) -> str:
 
 
 def _only_history(params: dict[str, str]) -> bool:
-    """The parameter `outputs`: `files` (and the history), or `history` alone."""
+    """The parameter `outputs`: `files`, `report` (trace.py), or nothing but the history, which is there in any case."""
     wanted = params.get("outputs", "files")
-    if wanted not in ("files", "history"):
-        raise _bad(f"the parameter outputs is {wanted!r}; it may be files or history")
+    if wanted not in ("files", "history", "report"):
+        raise _bad(f"the parameter outputs is {wanted!r}; it may be files, history or report")
     return wanted == "history"
 
 
@@ -129,6 +132,7 @@ class Run:
         self.node: str | None = None
         self.node_since = time.monotonic()
         self.visited: set[str] = set()
+        self.executed: list[str] = []  # nodes, in order; what the cache answered is not among them
         self.value, self.total = 0.0, 0.0
 
     def on_event(self, event: str, data: Any) -> None:
@@ -146,6 +150,7 @@ class Run:
                     self.visited.add(self.node)
                 self.node, self.node_since = str(data["node"]), time.monotonic()
                 self.value, self.total = 0.0, 0.0
+                self.executed.append(self.node)
             elif event == "progress":
                 self.value, self.total = float(data.get("value") or 0), float(data.get("max") or 0)
             self.changed.notify_all()
@@ -171,11 +176,13 @@ class Run:
 
 
 class Jobs:
-    def __init__(self, server: Server, prompt_thread: threading.Thread | None) -> None:
+    def __init__(self, server: Server, prompt_thread: threading.Thread | None, report: Report) -> None:
         self.server = server
         self.prompt_thread = prompt_thread
         self.entry: dict[str, Any] | None = None  # of the history, for the job that runs
         self.keep_client = False
+        self.report = report
+        self.executed: list[str] = []  # the nodes that the last prompt ran
 
     def run(self, job: Job) -> None:
         """Runs a job to its end. PromptThreadDied = the job has failed, and so has this process."""
@@ -184,8 +191,11 @@ class Jobs:
         try:
             only_history = _only_history(job.params)
             body = parse(job.payload)
+            observed = Trace(job.params, body["prompt"], self.report)
             entry = self._execute(job, body)
-            if not only_history:
+            if observed.wanted:
+                observed.attach(job, self.executed)
+            elif not only_history:
                 files.attach(job, files.find_outputs(entry.get("outputs")))
             self._add_history(job)
             job.finish()
@@ -226,6 +236,7 @@ class Jobs:
     def _execute(self, job: Job, body: dict[str, Any]) -> dict[str, Any]:
         """The prompt's entry of the history."""
         run = Run(body["prompt"], prompt_id(job.id))
+        self.executed = run.executed
         self.server.observer = run.on_event
         try:
             self._post(job, run, body)

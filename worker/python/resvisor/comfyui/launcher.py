@@ -18,87 +18,22 @@ import traceback
 
 from .. import Error, ErrorCode
 from ..worker import Worker
+from .folders import Folders, Prefix, take
 from .hooks import Hooks
 from .jobs import Jobs, PromptThreadDied
+from .monitor import Monitor
+from .packs import Packs
 from .pool import Pool
 from .report import Report, log
-from .server import Server, ServerError, listen
+from .server import Server, ServerError, inherited
+from .settings import Settings
+from .warmup import run as run_warmup
+from .warmup import wait_for_turn
 
 EXIT_CONFIG = 78  # the supervisor does not start such a worker again by itself
 START_S = 24 * 3600.0  # the supervisor's start_timeout comes long before
-
-
-class Usage(Exception):
-    pass
-
-
-def _given(arguments: list[str], flag: str) -> bool:
-    return any(argument == flag or argument.startswith(flag + "=") for argument in arguments)
-
-
-def _take(arguments: list[str], flag: str) -> str | None:
-    """Takes `--flag VALUE` or `--flag=VALUE` out of the arguments; the last one counts."""
-    value = None
-    i = 0
-    while i < len(arguments):
-        if arguments[i].startswith(flag + "="):
-            value = arguments.pop(i).partition("=")[2]
-        elif arguments[i] == flag and i + 1 < len(arguments) and not arguments[i + 1].startswith("--"):
-            value = arguments[i + 1]
-            del arguments[i : i + 2]
-        elif arguments[i] == flag:
-            raise Usage(f"{flag} needs a value")
-        else:
-            i += 1
-    return value
-
-
-def default_state_folder() -> str:
-    given = os.environ.get("STATE_DIRECTORY", "").split(":")[0]
-    if given:
-        return given
-    if os.geteuid() == 0:
-        return "/var/lib/resvisor"
-    return os.path.join(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "resvisor")
-
-
-class Folders:
-    """What two ComfyUI processes must not share: each worker has its own, below one folder."""
-
-    def __init__(self, root: str, worker: str) -> None:
-        self.name = worker.replace("/", "-")
-        self.own = pathlib.Path(root or default_state_folder()) / "comfyui" / self.name
-
-    def arguments(self, directory: pathlib.Path, arguments: list[str]) -> list[str]:
-        """The flags that are not given. A flag that this ComfyUI does not know is left out."""
-        try:
-            known = (directory / "comfy" / "cli_args.py").read_text(errors="replace")
-        except OSError:
-            known = ""
-        base = pathlib.Path(_peek(arguments, "--base-directory") or directory)
-        user, temp = self.own / "user", self.own / "temporary"
-        for folder in (user, temp):
-            folder.mkdir(parents=True, exist_ok=True)
-        wanted = {
-            "--temp-directory": str(temp),  # ComfyUI empties DIR/temp at its start and end
-            "--user-directory": str(user),
-            "--database-url": f"sqlite:///{self.own / 'comfyui.db'}",  # one process may have it open
-            # Counters in file names are found by looking: two processes in one folder would overwrite each other's.
-            "--output-directory": str(base / "output" / self.name),
-        }
-        added = []
-        for flag, value in wanted.items():
-            if _given(arguments, flag):
-                continue
-            if f'"{flag}"' not in known:
-                log(f"this ComfyUI has no {flag}")
-                continue
-            added += [flag, value]
-        return added
-
-
-def _peek(arguments: list[str], flag: str) -> str | None:
-    return _take(list(arguments), flag)
+LOOP_TIMEOUT = "RESVISOR_LOOP_TIMEOUT_MS"
+REASON_MAX = 300  # characters of a failed warm-up in the detail; the log has all
 
 
 def _version(directory: pathlib.Path) -> str:
@@ -110,18 +45,6 @@ def _version(directory: pathlib.Path) -> str:
     return found.group(1) if found else "of unknown version"
 
 
-def _port(arguments: list[str], worker: str) -> int:
-    """The one that is given is the first worker's, the next worker's is one more. 0 = any."""
-    given = _take(arguments, "--port")
-    if given is None or given == "0":
-        return 0
-    number = worker.rpartition("/")[2]
-    port = int(given) + int(number) if given.isdigit() and number.isdigit() else -1
-    if not 1 <= port <= 65535:
-        raise Usage(f"--port {given} is no port for {worker}")
-    return port
-
-
 class Launcher:
     def __init__(self, worker: Worker, options: argparse.Namespace) -> None:
         self.worker = worker
@@ -130,29 +53,45 @@ class Launcher:
             self.main /= "main.py"
         self.directory = self.main.parent
         self.pooling: str = options.pooling
+        self.warmup: str = options.warmup
+        self.warmup_must_work = options.warmup_failure == "fail"
         self.arguments: list[str] = list(options.arguments)
         self.report = Report()
         self.pool = Pool(worker.connection)
         self.hooks = Hooks(self.pool, self.report)
-        for flag in ("--tls-keyfile", "--tls-certfile", "--quick-test-for-ci"):
-            if _given(self.arguments, flag):
-                raise Usage(f"{flag} does not work in a worker; take it out of types.{worker.type}.args")
-        port = _port(self.arguments, worker.id)
-        self.server = Server(listen(_take(self.arguments, "--listen") or "127.0.0.1", port))
+        self.packs = Packs(self.report)
+        self.prefix = Prefix(options.output_prefix, worker.id, self.report)
+        self.server = Server(inherited())
+        self.monitor = Monitor(self.server, self.pool, float(os.environ.get(LOOP_TIMEOUT, "0")) / 1000)
+        self.monitor.say, self.monitor.end = self._say, self._end
+        for flag in ("--listen", "--port"):
+            take(self.arguments, flag)
         self.arguments += ["--listen", self.server.address, "--port", str(self.server.port)]
-        self.arguments += Folders(options.state, worker.id).arguments(self.directory, self.arguments)
+        self.folders = Folders(options.state, worker.id, options.primary, self.directory, self.arguments)
+        self.arguments += self.folders.arguments(self.arguments)
+        self.settings = Settings(self.folders, self.arguments)
+        self.detail = ""  # what stays the same once the worker is ready
 
     def run(self) -> int:
+        damaged = self.settings.look()
+        if damaged:
+            for damage in damaged:
+                log(f"file_damaged: {damage}; {self.settings.advice(damage, self.worker.type)}")
+            self.worker.close()
+            return EXIT_CONFIG
         if self.pooling == "off":
             self.report.problem(f"types.{self.worker.type}.pooling is off")
         else:
             self.hooks.install()
         self.server.install()
+        self.packs.install()
+        self.prefix.install()
         threading.Thread(target=self._serve, name="resvisor-jobs", daemon=True).start()
         os.chdir(self.directory)
         sys.path[0] = str(self.directory)  # `python -m` has put the working folder there
         sys.argv = [str(self.main), *self.arguments]
         runpy.run_path(str(self.main), run_name="__main__")
+        self.settings.look()  # ComfyUI has ended in order: what people have set is worth a copy
         return 0
 
     # ---- our thread ----
@@ -160,8 +99,12 @@ class Launcher:
     def _serve(self) -> None:
         try:
             self.server.serving.wait(START_S)
-            jobs = Jobs(self.server, self._prompt_thread())
-            self.worker.ready(self._handshake())
+            jobs = Jobs(self.server, self._prompt_thread(), self.report)
+            self.detail = self._handshake()
+            self._warm_up(jobs)
+            self._say()
+            self.server.watcher = self.monitor.on_event
+            self.monitor.start()
             while (job := self.worker.next()) is not None:
                 jobs.run(job)
             os.kill(os.getpid(), signal.SIGINT)
@@ -174,6 +117,29 @@ class Launcher:
         except BaseException:
             traceback.print_exc()
             self._leave(1)
+
+    def _warm_up(self, jobs: Jobs) -> None:
+        """SystemExit when it fails and must not."""
+        if not self.warmup:
+            return
+        wait_for_turn()
+        reason = run_warmup(jobs, self.warmup)
+        if reason and self.warmup_must_work:
+            log(f"the warm-up failed: {reason}; types.{self.worker.type}.warmup_failure is fail")
+            self._leave(1)
+        if reason:
+            self.detail += f"; the warm-up failed: {reason[:REASON_MAX]}"
+
+    def _say(self) -> None:
+        """Tells the supervisor what the worker is like; the first time it is thereby ready."""
+        try:
+            self.worker.ready("; ".join([self.detail, *self.monitor.describe()]))
+        except (Error, ValueError) as error:
+            log(f"the supervisor is not told: {error}")
+
+    def _end(self, reason: str) -> None:
+        log(reason.replace("types.NAME", f"types.{self.worker.type}"))
+        os._exit(1)  # the thread of the jobs may be in the library: nothing is closed under it
 
     def _leave(self, code: int) -> None:
         """ComfyUI's threads cannot be waited for: one may stand in a node for ever."""
@@ -191,13 +157,13 @@ class Launcher:
             raise SystemExit(str(error)) from None
         if self.pooling != "off":
             self.hooks.verify()
+        self.prefix.verify(self.folders, self.arguments)
         text = f"ComfyUI {_version(self.directory)} at {self.server.url}"
-        if not self.report.problems:
-            return f"{text}; pooled: {', '.join(self.report.patched)}"
         reason = "; ".join(self.report.problems)
-        if self.pooling == "required":
+        if reason and self.pooling == "required":
             raise SystemExit(f"unpooled: {reason}; types.{self.worker.type}.pooling is required")
-        return f"{text}; unpooled: {reason}"
+        pool = f"unpooled: {reason}" if reason else f"pooled: {', '.join(self.report.patched)}"
+        return "; ".join([text, pool, *self.packs.describe(), *self.report.notes])
 
     def _prompt_thread(self) -> threading.Thread | None:
         """ComfyUI's thread that runs prompts, by the name that Python gives it."""
@@ -214,13 +180,35 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--state", default="", metavar="DIR", help="below it each worker has folders of its own")
     parser.add_argument("--pooling", default="preferred", choices=("preferred", "required", "off"))
+    parser.add_argument("--primary", action="store_true", help="its first worker has the users' folder")
+    parser.add_argument("--not-primary", action="store_false", dest="primary", help="the other way round; the default")
+    parser.add_argument("--output-prefix", default="", metavar="TEXT", help="before the name of each saved file")
+    parser.add_argument("--warmup", default="", metavar="FILE", help="a prompt that is run before the worker is ready")
+    parser.add_argument("--warmup-failure", default="continue", choices=("continue", "fail"), help="what follows if it fails")
+    parser.add_argument("--restore", default="", metavar="TYPE/NUMBER", help="put good copies of damaged settings back, and end")
     parser.add_argument("main", metavar="MAIN.PY", help="ComfyUI's main.py, or its folder")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
     return parser.parse_args(arguments)
 
 
+def restore(options: argparse.Namespace) -> int:
+    """For `resvisor restore-config`: of one worker, which need not run."""
+    directory = pathlib.Path(os.path.abspath(options.main))
+    folders = Folders(options.state, options.restore, options.primary, directory, options.arguments)
+    try:
+        done = list(Settings(folders, options.arguments).restore())
+    except OSError as error:
+        print(f"resvisor: {options.restore}: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
+    for line in done or ["no settings file is damaged"]:
+        print(f"{options.restore}: {line}")
+    return 0
+
+
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
+    if options.restore:
+        return restore(options)
     faulthandler.enable()
     try:
         worker = Worker.open(models=())
@@ -228,9 +216,6 @@ def main(arguments: list[str]) -> int:
     except Error as error:
         print(f"resvisor.comfyui: {error}", file=sys.stderr)
         return 2 if error.code is ErrorCode.USAGE else 1
-    except Usage as error:
-        log(str(error))
-        return EXIT_CONFIG
     except OSError as error:
         log(f"{error.filename or ''}: {error.strerror}")
         return 1

@@ -1,11 +1,13 @@
 """The pool's tensors in this process: one mapping per file for as long as ComfyUI holds anything of it."""
 
+import ctypes
 import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import Connection, Lease
+from .._library import library
 from .report import log, size
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ class _Held:
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
+        self.bytes = lease.bytes
         self.mapping = weakref.ref(lease._held())
         lease.close()
 
@@ -46,6 +49,18 @@ class Pool:
             return None
         found = self._owners.get(tensor.untyped_storage().data_ptr())
         return found[0] if found is not None and found[1]() is not None else None
+
+    def usage(self) -> tuple[int, int]:
+        """Bytes of files that are mapped now, and how many of these this process has copied by writing to them."""
+        shared = copied = 0
+        with self._lock:
+            for held in list(self._held.values()):
+                mapping, found = held.mapping(), ctypes.c_uint64()  # not by the lease: a load may be using it now
+                if mapping is not None:
+                    shared += held.bytes
+                    if library().rv_lease_copied_bytes(mapping.pointer, found) == 0:
+                        copied += found.value
+        return shared, copied
 
     def load(self, path: str) -> "tuple[dict[str, torch.Tensor], dict[str, str] | None]":
         """The tensors of a safetensors file, and its metadata. Raises what the pool says."""

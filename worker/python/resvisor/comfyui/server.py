@@ -1,5 +1,6 @@
 """ComfyUI's own server: the socket it serves on, its events, and requests to it."""
 
+import asyncio
 import http.client
 import json
 import os
@@ -14,6 +15,7 @@ from .imports import after_import
 from .report import log
 
 REQUEST_TIMEOUT_S = 60.0  # its event loop stands still while a node's code blocks it
+HTTP_FD = "RESVISOR_HTTP_FD"
 ANSWER_MAX = 64 * 1024 * 1024  # bytes
 
 Observer = Callable[[str, Any], None]
@@ -28,42 +30,12 @@ class ServerError(Exception):
         self.body = body
 
 
-def listen(address: str, port: int) -> socket.socket:
-    """A listening socket. It is made here and given to ComfyUI, so nobody can take the port in between."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((address, port))
-        found.listen(128)
-        found.setblocking(False)
-    except OSError as error:
-        found.close()
-        raise SystemExit(f"cannot listen on {address} port {port}: {error.strerror}{_holder(port)}") from None
+def inherited() -> socket.socket:
+    """The listening socket that the supervisor keeps for this worker, so that nobody can take its port in between."""
+    found = socket.socket(fileno=int(os.environ[HTTP_FD]))
+    found.set_inheritable(False)  # not for the programs that nodes start
+    found.setblocking(False)
     return found
-
-
-def _holder(port: int) -> str:
-    """Who listens on a port, as far as this user may see it."""
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            with open(table) as lines:
-                fields = [line.split() for line in list(lines)[1:]]
-        except OSError:
-            continue
-        inodes |= {f[9] for f in fields if len(f) > 9 and f[3] == "0A" and int(f[1].rpartition(":")[2], 16) == port}
-    wanted = {f"socket:[{inode}]" for inode in inodes}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            held = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-            if wanted & held:
-                with open(f"/proc/{pid}/cmdline", "rb") as command:
-                    text = command.read(200).replace(b"\0", b" ").decode(errors="replace").strip()
-                return f"; process {pid} has it: {text}"
-        except OSError:
-            continue
-    return ""
 
 
 class Server:
@@ -74,14 +46,15 @@ class Server:
         self.address: str = listener.getsockname()[0]
         self.port: int = listener.getsockname()[1]
         self.serving = threading.Event()
+        self.loop: asyncio.AbstractEventLoop | None = None  # ComfyUI's, once it serves
         self.observer: Observer = lambda event, data: None
+        self.watcher: Observer = lambda event, data: None  # of all prompts, for the worker's life
         self.prompt_server: Any = None
         self.problem = ""
 
     @property
     def url(self) -> str:
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"http://{host}:{self.port}"
+        return f"http://{self.address}:{self.port}"
 
     def install(self) -> None:
         after_import("server", self._patch)
@@ -107,6 +80,7 @@ class Server:
         class Site(web.SockSite):  # type: ignore[misc,name-defined]
             async def start(self) -> None:
                 await super().start()
+                server.loop = asyncio.get_running_loop()
                 server.serving.set()
 
         def tcp_site(runner: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
@@ -125,6 +99,7 @@ class Server:
             server.prompt_server = self
             try:
                 if isinstance(event, str):
+                    server.watcher(event, data)
                     server.observer(event, data)
             except Exception as error:
                 log(f"event {event}: {type(error).__name__}: {error}")
@@ -158,4 +133,4 @@ class Server:
             raise ServerError(answer.status, text, f"{method} {path}: no JSON: {error}") from None
 
     def _connect_to(self) -> str:
-        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.address, self.address)
+        return "127.0.0.1" if self.address == "0.0.0.0" else self.address

