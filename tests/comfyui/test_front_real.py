@@ -209,9 +209,10 @@ def test_a_corrupt_model_has_comfyui_s_own_words(address, base, service):
 
 def test_a_prompt_that_waits_is_cancelled(address, tmp_path):
     mark = tmp_path / "begun"
-    running = address.queue(tiny.node("TestWait", mark=str(mark)))
+    here = {"extra_data": {"resvisor": {"type": "image"}}}
+    running = address.queue(tiny.node("TestWait", mark=str(mark)), **here)
     wait_for(mark)
-    waiting = address.queue(tiny.image(seed=77))
+    waiting = address.queue(tiny.image(seed=77), **here)
     assert [item[1] for item in address.get("/queue").json["queue_pending"]] == [waiting]
     assert address.post("/queue", {"delete": [waiting]}).status == 200
     assert address.get("/queue").json["queue_pending"] == []

@@ -11,7 +11,7 @@ import pathlib
 import pytest
 import tiny
 from conftest import START_S, comfy_type
-from harness import browser, http
+from harness import browser, http, procfs
 from harness.service import Service
 
 pytestmark = [
@@ -93,7 +93,8 @@ def test_the_page_queues_a_prompt_and_shows_the_picture(service, page, screensho
     assert page.run(f"{PICTURE}.src").startswith(f"http://127.0.0.1:{service.http_port}/api/view?")
     assert not matters(page, service)
     with http.Client(service) as client:
-        entry = next(iter(client.get("/api/history?max_items=1").json.values()))
+        found = procfs.wait_until(lambda: client.get("/api/history?max_items=1").json, 20, "the prompt in the history")
+    (entry,) = found.values()
     assert entry["status"]["status_str"] == "success" and entry["status"]["resvisor"]["type"] == "image", entry["status"]
 
 
