@@ -24,13 +24,7 @@ static struct rv_type *find_primary(struct rv_router *router)
 static int open_parts(struct rv_front *front, struct rv_error *err)
 {
     static int (*const parts[])(struct rv_front *) = {
-        rv_front_upstream_init, rv_front_merges_init, rv_front_owners_init,
-#ifdef RV_FRONT_HAS_PROMPTS
-        rv_front_prompts_init,
-#endif
-#ifdef RV_FRONT_HAS_WS
-        rv_front_ws_init,
-#endif
+        rv_front_upstream_init, rv_front_merges_init, rv_front_owners_init, rv_front_prompts_init, rv_front_ws_init,
     };
 
     for (unsigned i = 0; i < sizeof(parts) / sizeof(parts[0]); i++) {
@@ -62,9 +56,7 @@ void rv_front_stop(struct rv_router *router)
 {
     if (!router->front)
         return;
-#ifdef RV_FRONT_HAS_WS
     rv_front_ws_stop(router->front);
-#endif
     rv_front_upstream_stop(router->front);
 }
 
@@ -74,12 +66,8 @@ void rv_front_close(struct rv_router *router)
 
     if (!front)
         return;
-#ifdef RV_FRONT_HAS_WS
     rv_front_ws_fini(front);
-#endif
-#ifdef RV_FRONT_HAS_PROMPTS
     rv_front_prompts_fini(front);
-#endif
     rv_front_owners_fini(front);
     rv_front_merges_fini(front);
     rv_front_upstream_fini(front);
@@ -94,9 +82,7 @@ void rv_front_worker_ready(struct rv_router *router, struct rv_worker_entry *wor
     if (!router->front || !rv_front_worker_port(worker))
         return;
     rv_front_merges_worker_changed(router->front, worker);
-#ifdef RV_FRONT_HAS_WS
     rv_front_ws_worker_ready(router->front, worker);
-#endif
 }
 
 void rv_front_worker_gone(struct rv_router *router, struct rv_worker_entry *worker)
@@ -105,22 +91,15 @@ void rv_front_worker_gone(struct rv_router *router, struct rv_worker_entry *work
         return;
     rv_front_upstream_worker_gone(router->front, worker);
     rv_front_merges_worker_changed(router->front, worker);
-#ifdef RV_FRONT_HAS_WS
     rv_front_ws_worker_gone(router->front, worker);
-#endif
 }
 
 void rv_front_job_ending(struct rv_router *router, struct rv_job_record *job)
 {
     if (!router->front)
         return;
-#ifdef RV_FRONT_HAS_PROMPTS
     rv_front_prompts_job_ending(router->front, job);
-#endif
-#ifdef RV_FRONT_HAS_WS
     rv_front_ws_job_ending(router->front, job);
-#endif
-    (void)job;
 }
 
 void rv_front_job_ended(struct rv_router *router, struct rv_job_record *job)
@@ -131,22 +110,14 @@ void rv_front_job_ended(struct rv_router *router, struct rv_job_record *job)
 
 void rv_front_job_removed(struct rv_router *router, struct rv_job_record *job)
 {
-#ifdef RV_FRONT_HAS_PROMPTS
     if (job->prompt)
         rv_front_prompts_job_removed(router->front, job);
-#else
-    (void)router;
-    (void)job;
-#endif
 }
 
 void rv_front_queue_changed(struct rv_router *router)
 {
-    if (!router->front)
-        return;
-#ifdef RV_FRONT_HAS_WS
-    rv_front_ws_queue_changed(router->front);
-#endif
+    if (router->front)
+        rv_front_ws_queue_changed(router->front);
 }
 
 /* ---- workers ---------------------------------------------------------------------------------------------------- */

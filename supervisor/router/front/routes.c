@@ -14,7 +14,6 @@ static void nothing_here(struct rv_http_request *request)
 
 /* clang-format off */
 static const struct rv_front_route routes[] = {
-#ifdef RV_FRONT_HAS_PROMPTS
     /* A prompt is a job: of all workers there is one queue and one history. */
     {"GET",  "prompt",              RV_FRONT_HANDLE, false, false, 0, rv_front_prompt_get},
     {"POST", "prompt",              RV_FRONT_HANDLE, false, false, RV_FRONT_PROMPT_MAX, rv_front_prompt_post},
@@ -28,10 +27,7 @@ static const struct rv_front_route routes[] = {
     {"POST", "jobs/cancel",         RV_FRONT_HANDLE, true, false, SMALL, rv_front_jobs_cancel_many},
     {"GET",  "jobs/*",              RV_FRONT_HANDLE, true, false, 0, rv_front_jobs_get},
     {"POST", "jobs/*/cancel",       RV_FRONT_HANDLE, true, false, SMALL, rv_front_jobs_cancel},
-#endif
-#ifdef RV_FRONT_HAS_WS
     {"GET",  "ws",                  RV_FRONT_HANDLE, false, false, 0, rv_front_ws_open},
-#endif
     /* What all have, in one answer. */
     {"GET",  "object_info",         RV_FRONT_HANDLE, false, false, 0, rv_front_object_info},
     {"GET",  "object_info/*",       RV_FRONT_HANDLE, false, false, 0, rv_front_object_info_one},
