@@ -289,7 +289,8 @@ def nothing(_):
 
 
 def switch(context):
-    place, rounds, switches = Place(context), 1 if context.quick else 3, 1 if context.quick else 3
+    place, switches = Place(context), 1 if context.quick else 3
+    rounds = context.rounds or (1 if context.quick else 3)
     ways = {"ours": lambda: session(Ours(context, place), place, switches, faults_of_ours)}
     for name, arguments in CACHES.items():
         faults = faults_of_plain if name == DEFAULT else nothing
@@ -307,7 +308,7 @@ def switch(context):
     size = f"two models of {place.model_mib:.0f} MiB"
     return [
         Row("switch", "first image, file not in the page cache", ours["first"], "s", [(name, seconds(name, "first")) for name in plain],
-            note=f"F32, {size}; a worker that is ready"),
+            note=f"F32, {size}; a worker that is ready; {rounds} lives of each way"),
         Row("switch", "image again (warm)", ours["warm"], "s", [(name, seconds(name, "warm")) for name in plain]),
         Row("switch", "image after video", ours["after"], "s",
             [("warm", ours["warm"])] + [(name, seconds(name, "after")) for name in plain],
