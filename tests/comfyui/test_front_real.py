@@ -27,7 +27,7 @@ def service(tmp_path_factory, base):
     service.config["types"] = {"image": comfy_type(base, accepts=["any"], **keys), "video": comfy_type(base, **keys)}
     service.start()
     service.wait_ready(timeout=START_S)
-    http.wait_ready(service)
+    http.wait_front(service)
     yield service
     service.end()
 

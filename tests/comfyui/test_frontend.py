@@ -44,7 +44,7 @@ def service(tmp_path_factory, base):
     service.config["types"] = {"image": {**keys, "args": [*keys["args"], "--preview-method", "latent2rgb"]}}
     service.start()
     service.wait_ready(timeout=START_S)
-    http.wait_ready(service)
+    http.wait_front(service)
     yield service
     service.end()
 
@@ -105,7 +105,7 @@ def test_the_page_stays_alive_when_its_worker_is_killed(service, page, screensho
     worker = service.worker("image")
     os.kill(worker.pid, 9)
     service.wait_worker("image", starts=worker.starts + 1, timeout=100)
-    http.wait_ready(service)
+    http.wait_front(service)
     page.screenshot(screenshots / "after-restart.png")
     page.run("app.queuePrompt(0, 1).then(() => true)")
     page.wait("seen.includes('execution_success') || seen.includes('execution_error')", timeout=100)
