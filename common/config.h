@@ -46,6 +46,7 @@ struct rv_config_type { /* types.NAME */
     char *warmup_failure;             /* "continue", "fail" */
     char *output_prefix;              /* before each saved file's name; "" = TYPE-NUMBER/ */
     uint64_t loop_timeout_us;         /* ComfyUI's event loop stands still for so long: restart; 0 = never */
+    char *fast_start;                 /* "auto", "off" */
     char *models[RV_TYPE_MODELS_MAX]; /* configured names; attached by each worker in this order */
     uint32_t model_count;
     char *accepts[RV_ACCEPTS_MAX]; /* kinds of graphs, words of graph_route.h; none = the type's own name */

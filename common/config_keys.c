@@ -144,6 +144,10 @@ static const struct rv_key keys[] = {
     {"types.*.loop_timeout", RV_KEY_DURATION, TYPE(loop_timeout_us), 0, DAY, false, NULL, "5m",
      "Kind `comfyui` only. A worker whose server stands still for this long, which a custom node's code can cause, is "
      "restarted. 0 means never."},
+    {"types.*.fast_start", RV_KEY_WORD, TYPE(fast_start), 0, 0, false, "auto|off", "auto",
+     "Kind `comfyui` only. `auto` forks workers from a template process, which has imported torch, other packages and, "
+     "with `--cpu`, ComfyUI's own modules; types that have the same ComfyUI, Python, arguments and environment share "
+     "one. `off` starts each worker from nothing."},
     {"types.*.models", RV_KEY_LIST, TYPE_LIST(models, model_count), 0, RV_TYPE_MODELS_MAX, false, NULL, "",
      "Names of models that each worker attaches at start, in this order. Jobs use the first unless they name another."},
     {"types.*.accepts", RV_KEY_LIST, TYPE_LIST(accepts, accept_count), 0, RV_ACCEPTS_MAX, false,
@@ -215,7 +219,7 @@ static const struct {
     {"types.*.args", "python|comfyui"},   {"types.*.models", "native|python"}, {"types.*.mapping", "native|python"},
     {"types.*.directory", "comfyui"},     {"types.*.state_folder", "comfyui"}, {"types.*.pooling", "comfyui"},
     {"types.*.primary", "comfyui"},       {"types.*.warmup", "comfyui"},       {"types.*.warmup_failure", "comfyui"},
-    {"types.*.output_prefix", "comfyui"}, {"types.*.loop_timeout", "comfyui"},
+    {"types.*.output_prefix", "comfyui"}, {"types.*.loop_timeout", "comfyui"}, {"types.*.fast_start", "comfyui"},
 };
 
 const char *rv_key_kinds(const struct rv_key *key)

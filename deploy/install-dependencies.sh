@@ -4,7 +4,8 @@
 #   deploy/install-dependencies.sh            to build resvisor and to run it (the same as --build)
 #   deploy/install-dependencies.sh --run      only to run a resvisor that was built elsewhere
 #   deploy/install-dependencies.sh --comfyui  to build it, and for the quick start with a ComfyUI of its own
-#   deploy/install-dependencies.sh --tests    to build it, and to run tests/run.sh
+#   deploy/install-dependencies.sh --tests    to build it, and to run tests/run.sh without ComfyUI
+#   deploy/install-dependencies.sh --full-tests   the same with ComfyUI, whose page needs a browser
 #
 # As root it installs. As another user it names what is missing, in one line to give to root, and exits 1.
 set -eu
@@ -16,13 +17,14 @@ run_packages="libevent-core-2.1-7 libprotobuf-c1 libnanomsg5 libyaml-0-2 libjans
   libwebp7 libwebpmux3 libsndfile1 libopenblas0 libmicrohttpd12 libcurl4 libwslay1 libnettle8"
 comfyui_packages="python3 ca-certificates"
 tests_packages="libcmocka-dev protobuf-compiler clang libclang-rt-dev $comfyui_packages curl"
+browser_packages="chromium"
 
 # The first Debian 12 build of libevent with its security fixes.
 libevent_package=libevent-core-2.1-7
 libevent_wanted=2.1.12-stable-8+deb12u1
 
 usage() {
-    sed -n '2,9s/^# \{0,1\}//p' "$0"
+    sed -n '2,10s/^# \{0,1\}//p' "$0"
 }
 
 say() {
@@ -36,12 +38,13 @@ for argument in "$@"; do
         --run) wanted=$run_packages ;;
         --comfyui) wanted="$build_packages $comfyui_packages" ;;
         --tests) wanted="$build_packages $tests_packages" ;;
+        --full-tests) wanted="$build_packages $tests_packages $browser_packages" ;;
         -h | --help)
             usage
             exit 0
             ;;
         *)
-            say "unknown option '$argument'; allowed are --build, --run, --comfyui and --tests" >&2
+            say "unknown option '$argument'; allowed are --build, --run, --comfyui, --tests and --full-tests" >&2
             exit 2
             ;;
     esac

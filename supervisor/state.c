@@ -59,6 +59,17 @@ int rv_state_place_workers(struct rv_state *state, uint32_t count)
     return 0;
 }
 
+int rv_state_place_templates(struct rv_state *state, uint32_t count)
+{
+    state->templates = calloc(count ? count : 1, sizeof(*state->templates));
+    if (!state->templates)
+        return -ENOMEM;
+    state->template_count = count;
+    for (uint32_t i = 0; i < count; i++)
+        state->templates[i].process = (struct rv_process){.kind = RV_CHILD_TEMPLATE, .pidfd = -1};
+    return 0;
+}
+
 static void model_free(struct rv_state *state, struct rv_model *model)
 {
     struct rv_generation *generation;
@@ -81,6 +92,7 @@ void rv_state_fini(struct rv_state *state)
     while ((model = TAILQ_FIRST(&state->models)))
         model_free(state, model);
     free(state->workers);
+    free(state->templates);
     state->workers = NULL;
     free(state->ledger.entries);
     state->ledger.entries = NULL;

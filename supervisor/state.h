@@ -93,7 +93,7 @@ TAILQ_HEAD(rv_lease_list, rv_lease);
 
 /* ---- children --------------------------------------------------------------------------------------------------- */
 
-enum rv_child_kind { RV_CHILD_WORKER, RV_CHILD_LOADER, RV_CHILD_ROUTER };
+enum rv_child_kind { RV_CHILD_WORKER, RV_CHILD_LOADER, RV_CHILD_ROUTER, RV_CHILD_TEMPLATE };
 
 enum rv_worker_state {
     RV_WORKER_STOPPED,
@@ -145,7 +145,21 @@ struct rv_worker_record {
     char job[RV_NAME_MAX + 1];  /* what the router gave it */
     char detail[RV_DETAIL_MAX]; /* what it says of itself since it is ready; empty = it is not */
     struct rv_http_port port;   /* of a kind that serves HTTP */
-    bool start_again;           /* after draining */
+    char start_way[256]; /* "forked from template 12", "started the long way: REASON"; empty = there is one way */
+    bool start_again;    /* after draining */
+};
+
+/* A process that has imported what the workers of some types need, and from which they are forked. */
+struct rv_template_record {
+    char id[32];
+    struct rv_process process;
+    enum rv_worker_state state; /* DRAINING: it ends because its files have changed, and a new one follows */
+    uint32_t starts;
+    struct rv_deaths deaths;
+    uint64_t ready_us; /* 0 = not yet */
+    uint64_t forks;    /* workers that it made, all its processes together */
+    char last_exit[2 * RV_EXIT_TEXT_MAX + 32];
+    char detail[256]; /* what it said when it became ready */
 };
 
 struct rv_router_record {
@@ -188,6 +202,8 @@ struct rv_state {
     TAILQ_HEAD(, rv_lease) leases;    /* of all sessions, oldest first */
     struct rv_worker_record *workers; /* of all types, in the order of the configuration */
     uint32_t worker_count;
+    struct rv_template_record *templates; /* one per group of types */
+    uint32_t template_count;
     struct rv_router_record router;
     struct rv_ledger ledger;
     struct rv_counters counters;
@@ -199,6 +215,9 @@ void rv_state_fini(struct rv_state *state);
 
 /* Makes the places of `count` workers, empty and STOPPED; once. 0 or -ENOMEM. */
 int rv_state_place_workers(struct rv_state *state, uint32_t count);
+
+/* The same for templates. */
+int rv_state_place_templates(struct rv_state *state, uint32_t count);
 
 bool rv_identity_equal(const struct rv_file_identity *a, const struct rv_file_identity *b);
 

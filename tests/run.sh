@@ -75,11 +75,12 @@ make_venv() {
 
 # A second one with torch, which is large: made on first use, in build/torch-venv.
 make_torch_venv() {
-    cat tests/requirements.txt tests/with_torch/requirements.txt deploy/comfyui/requirements.txt >"$build/torch-requirements.txt"
+    cat tests/requirements.txt tests/with_torch/requirements.txt deploy/comfyui/requirements.txt tests/comfyui/requirements.txt \
+        >"$build/torch-requirements.txt"
     cmp -s "$build/torch-requirements.txt" "$build/torch-venv/requirements.txt" ||
         { rm -rf "$build/torch-venv" && python3 -m venv "$build/torch-venv" &&
             three_times "$build/torch-venv/bin/python" -m pip install -q --disable-pip-version-check -r tests/with_torch/requirements.txt \
-                -r deploy/comfyui/requirements.txt &&
+                -r deploy/comfyui/requirements.txt -r tests/comfyui/requirements.txt &&
             cp "$build/torch-requirements.txt" "$build/torch-venv/requirements.txt"; }
 }
 
@@ -161,7 +162,9 @@ if setarch "$(uname -m)" -R true 2>/dev/null; then
     unrandomized="setarch $(uname -m) -R"
 fi
 
-stage dependencies hide deploy/install-dependencies.sh --tests || finish
+packages=--tests
+[ "$mode" != full ] || [ $# -gt 0 ] || packages=--full-tests
+stage dependencies hide deploy/install-dependencies.sh $packages || finish
 stage python hide make_venv || finish
 stage build-release hide build_tree release || finish
 

@@ -1,6 +1,7 @@
 /*
  * The supervisor's children: starting them, their logs, their ends. Workers with their restart policy are in worker.c,
- * the router in router_link.c, loaders in pool/load.c; process.c is what they share.
+ * templates in template.c, workers that a template forks in birth.c, the router in router_link.c, loaders in
+ * pool/load.c; process.c is what they share.
  *
  * A child is the keeper's child from birth (clone with CLONE_PARENT); we hold its pidfd and the other end of its
  * descriptor 3. One thread, the supervisor's.
@@ -55,6 +56,7 @@ struct rv_spawn_options {
     const char *const *argv; /* NULL-terminated */
     const char *const *env;  /* NULL-terminated "KEY=value", added to the supervisor's own environment */
     const int *fds;          /* further descriptors that it inherits under their numbers, ascending; not taken over */
+    const char *const *fd_names; /* the variables of env that have their numbers */
     unsigned fd_count;
 };
 
@@ -70,6 +72,16 @@ void rv_children_fini(struct rv_supervisor *s);
  */
 int rv_child_spawn(struct rv_supervisor *s, struct rv_child *child, const struct rv_spawn_options *options,
                    struct rv_error *err);
+
+/*
+ * The same for a process that exists already, the keeper's child too: its record becomes *process (pidfd taken over),
+ * and control, taken over, its connection. There is room, since children and workers are counted at the start.
+ */
+void rv_child_adopt(struct rv_supervisor *s, struct rv_child *child, const struct rv_process *process, int control);
+
+/* The supervisor's environment without what is for one child only, then the child's own. The texts are not copied: only
+ * the array is the caller's to free. NULL = no memory. */
+const char **rv_child_environment_create(const char *const *extra);
 
 /* Signals the child's group, each process once. No process: nothing happens. */
 void rv_child_signal(struct rv_child *child, int signal);
@@ -137,6 +149,28 @@ void rv_worker_get_facts(const struct rv_worker *worker, struct rv_worker_facts 
 
 /* The best state of a type's workers: what the router needs to know of it. */
 enum rv_worker_state rv_type_state(const struct rv_supervisor *s, const char *type);
+
+/* ---- template.c ---- */
+
+/* Starts the templates; before the workers that wait for them. */
+void rv_templates_start(struct rv_supervisor *s);
+
+/* SIGKILL: a template has nothing to save. */
+void rv_templates_stop(struct rv_supervisor *s);
+
+struct rv_template;
+struct rv_template *rv_template_of_child(struct rv_child *child);
+const char *rv_template_name(const struct rv_template *t);
+void rv_template_on_ready(struct rv_template *t, const Rv__TemplateReady *message);
+void rv_template_on_error(struct rv_template *t, uint64_t id, const Resvisor__V1__Error *message);
+
+/* The state's record, and the types whose workers it makes: at most `max` names. */
+const struct rv_template_record *rv_template_at(const struct rv_supervisor *s, uint32_t i, const char **types,
+                                                uint32_t max, uint32_t *ret_count);
+
+/* Resident memory in bytes; 0 = not known. Its proportional part is not told: the kernel would walk all of its pages,
+ * for 20 ms and more, in which nobody gets a lease. */
+uint64_t rv_template_rss(const struct rv_supervisor *s, uint32_t i);
 
 /* ---- router_link.c ---- */
 

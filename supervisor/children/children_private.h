@@ -20,11 +20,73 @@ struct rv_children {
 
     struct rv_router *router;
 
+    struct rv_template *templates;         /* as many as the state has records */
+    struct rv_template **template_of_type; /* by the type's place in the configuration; NULL = it has none */
+    struct rv_birth_list *births;          /* workers that a template was asked for */
+
     struct rv_log *logs; /* list of all logs */
     struct rv_log *own_log;
     struct rv_log_follower *followers;
     uint32_t follower_count;
 };
+
+/* ---- template.c and birth.c: workers that are forked ---- */
+
+enum rv_fork_answer {
+    RV_FORK_NONE,      /* it must be started the long way; `why` says why, empty = this type has no template */
+    RV_FORK_WAIT,      /* its template will be ready: rv_workers_start_waiting is called then, or when it cannot be */
+    RV_FORK_UNDER_WAY, /* `done` is called once, later */
+};
+
+enum rv_fork_end {
+    RV_FORK_BORN,    /* the child is alive */
+    RV_FORK_RENEWED, /* the template had to be made anew, since its files have changed: ask again */
+    RV_FORK_FAILED,  /* `why` says why */
+};
+
+struct rv_fork_request {
+    struct rv_child *child;
+    const struct rv_config_type *type;
+    const char *name;             /* the worker's id */
+    const char *const *arguments; /* the command line of the long way, NULL-terminated */
+    const char *const *env;       /* as in rv_spawn_options, and the next three */
+    const int *fds;
+    const char *const *fd_names;
+    unsigned fd_count;
+    void (*done)(struct rv_supervisor *s, struct rv_child *child, enum rv_fork_end end, const char *why);
+};
+
+int rv_templates_init(struct rv_supervisor *s);
+void rv_templates_fini(struct rv_supervisor *s);
+enum rv_fork_answer rv_template_fork(struct rv_supervisor *s, const struct rv_fork_request *request, char *why,
+                                     size_t why_size);
+
+/* Nobody waits for that fork any more: `done` is not called, and the process ends by itself if it comes to life. */
+void rv_births_forget(struct rv_supervisor *s, const struct rv_child *child);
+
+/* `resvisor restart TYPE`: a template that has died too often gets another chance. */
+void rv_template_reset(struct rv_supervisor *s, const struct rv_config_type *type);
+
+/* Reads what forked workers have already said. */
+void rv_births_read(struct rv_supervisor *s);
+bool rv_birth_is_expected(const struct rv_children *c, uint64_t incarnation);
+
+/* Sends the request to the template. 0 or a negative errno: nothing has happened. */
+int rv_birth_begin(struct rv_supervisor *s, struct rv_template *t, struct rv_session *session,
+                   const struct rv_fork_request *request);
+
+/* The template's refusal of request `id`. */
+void rv_birth_refused(struct rv_supervisor *s, uint64_t id, bool renewed, const char *why);
+int rv_births_init(struct rv_supervisor *s);
+void rv_births_fini(struct rv_supervisor *s);
+
+/* What a template must do to be told of: template.c. */
+void rv_template_counts_fork(struct rv_template *t);
+void rv_template_listen(struct rv_template *t); /* reads what it has said already */
+void rv_template_is_hung(struct rv_template *t, const char *reason);
+
+/* worker.c: those who wait for a template look again. */
+void rv_workers_start_waiting(struct rv_supervisor *s);
 
 int rv_workers_init(struct rv_supervisor *s, uint32_t count);
 void rv_workers_fini(struct rv_supervisor *s);
@@ -65,5 +127,9 @@ int rv_port_take(const struct rv_config_type *type, unsigned number, struct rv_h
 
 /* No process of the worker is to come: whoever connects shall be refused, instead of waiting for ever. */
 void rv_port_give_up(struct rv_http_port *port);
+/* worker.c: what its kind sets, then the type's env without what the kind has merged already: at most RV_KIND_ENV_MAX +
+ * RV_ENV_MAX texts that the caller frees, counted also on failure. 0 or negative errno with err. */
+int rv_worker_kind_environment(const struct rv_config_type *type, const struct rv_worker_kind *kind, char **env,
+                               unsigned *ret_count, struct rv_error *err);
 
 #endif

@@ -40,7 +40,9 @@ int rv_children_init(struct rv_supervisor *s)
     s->children = c;
     for (uint32_t i = 0; i < s->config->type_count; i++)
         workers += s->config->types[i].workers;
-    c->child_limit = workers + s->config->max_loads + 1;
+    if (rv_templates_init(s) < 0)
+        return -ENOMEM;
+    c->child_limit = workers + s->config->max_loads + 1 + s->state.template_count;
     c->alive = calloc(c->child_limit, sizeof(*c->alive));
     c->cut_off_event = event_new(s->base, -1, 0, on_cut_off, c);
     if (!c->alive || !c->cut_off_event || rv_workers_init(s, workers) < 0 || rv_router_link_init(s) < 0)
@@ -53,6 +55,7 @@ void rv_children_fini(struct rv_supervisor *s)
     if (!s->children)
         return;
     rv_workers_fini(s);
+    rv_templates_fini(s);
     rv_router_link_fini(s);
     rv_logs_fini(s);
     if (s->children->cut_off_event)
@@ -64,8 +67,7 @@ void rv_children_fini(struct rv_supervisor *s)
 
 /* ---- start ------------------------------------------------------------------------------------------------------ */
 
-/* The supervisor's environment without what is for one child only, then the child's own. Texts are not copied. */
-static const char **environment_create(const char *const *extra)
+const char **rv_child_environment_create(const char *const *extra)
 {
     size_t inherited = 0, added = 0, n = 0;
     const char **env;
@@ -188,23 +190,38 @@ static pid_t clone_child(const struct rv_spawn_options *options, const char *con
     return (pid_t)pid;
 }
 
-int rv_child_spawn(struct rv_supervisor *s, struct rv_child *child, const struct rv_spawn_options *options,
-                   struct rv_error *err)
+void rv_child_adopt(struct rv_supervisor *s, struct rv_child *child, const struct rv_process *process, int control)
 {
     static const Rv__Role roles[] = {
         [RV_CHILD_WORKER] = RV__ROLE__ROLE_WORKER,
         [RV_CHILD_LOADER] = RV__ROLE__ROLE_LOADER,
         [RV_CHILD_ROUTER] = RV__ROLE__ROLE_ROUTER,
+        [RV_CHILD_TEMPLATE] = RV__ROLE__ROLE_TEMPLATE,
     };
     struct rv_children *c = s->children;
-    const char **env = environment_create(options->env);
+
+    *child->process = *process;
+    child->cut_off_us = 0;
+    child->killed_by_us = false;
+    child->kill_reason[0] = '\0';
+    child->oom_kills_at_start = oom_kills();
+    c->alive[c->alive_count++] = child;
+    child->session = rv_session_create(s, control, roles[process->kind], child);
+    if (!child->session) /* it will be reported like any other death */
+        rv_child_kill(child, "no memory for its connection");
+}
+
+int rv_child_spawn(struct rv_supervisor *s, struct rv_child *child, const struct rv_spawn_options *options,
+                   struct rv_error *err)
+{
+    const char **env = rv_child_environment_create(options->env);
     int control[2] = {-1, -1}, log[2] = {-1, -1}, pidfd = -1, r;
     pid_t pid = 0;
 
     r = env ? rv_frame_pair(control) : -ENOMEM;
     if (r == 0 && pipe2(log, O_CLOEXEC) < 0)
         r = -errno;
-    if (r == 0 && c->alive_count >= c->child_limit)
+    if (r == 0 && s->children->alive_count >= s->children->child_limit)
         r = -EAGAIN;
     if (r < 0)
         goto out;
@@ -213,24 +230,18 @@ int rv_child_spawn(struct rv_supervisor *s, struct rv_child *child, const struct
         r = pid;
         goto out;
     }
-    *child->process = (struct rv_process){
-        .kind = options->kind,
-        .pid = pid,
-        .pidfd = pidfd,
-        .incarnation = s->state.counters.next_incarnation++,
-        .started_us = rv_now_us(),
-    };
-    child->cut_off_us = 0;
-    child->killed_by_us = false;
-    child->kill_reason[0] = '\0';
-    child->oom_kills_at_start = oom_kills();
-    c->alive[c->alive_count++] = child;
-    child->session = rv_session_create(s, control[0], roles[options->kind], child);
+    rv_child_adopt(s, child,
+                   &(struct rv_process){
+                       .kind = options->kind,
+                       .pid = pid,
+                       .pidfd = pidfd,
+                       .incarnation = s->state.counters.next_incarnation++,
+                       .started_us = rv_now_us(),
+                   },
+                   control[0]);
     control[0] = -1;
     if (child->log && rv_log_open_pipe(child->log, log[0]) == 0)
         log[0] = -1;
-    if (!child->session) /* it will be reported like any other death */
-        rv_child_kill(child, "no memory for its connection");
     r = 0;
 out:
     for (int i = 0; i < 2; i++) {
@@ -325,17 +336,29 @@ static void report_fill(const struct rv_child *child, int code, int status, stru
         (void)snprintf(report->text, sizeof(report->text), "exited with code %d after %.1f s", status, seconds);
 }
 
+/* Takes it off the list of those alive; NULL = it is not on it. */
+static struct rv_child *take_alive(struct rv_children *c, pid_t pid)
+{
+    for (uint32_t i = 0; i < c->alive_count; i++) {
+        struct rv_child *child = c->alive[i];
+
+        if (child->process->pid != pid)
+            continue;
+        c->alive[i] = c->alive[--c->alive_count];
+        return child;
+    }
+    return NULL;
+}
+
 void rv_children_exited(struct rv_supervisor *s, pid_t pid, int code, int status)
 {
     struct rv_children *c = s->children;
     struct rv_exit_report report;
-    struct rv_child *child = NULL;
+    struct rv_child *child = take_alive(c, pid);
 
-    for (uint32_t i = 0; i < c->alive_count && !child; i++) {
-        if (c->alive[i]->process->pid != pid)
-            continue;
-        child = c->alive[i];
-        c->alive[i] = c->alive[--c->alive_count];
+    if (!child) { /* a forked worker whose first message nobody has read yet? */
+        rv_births_read(s);
+        child = take_alive(c, pid);
     }
     if (!child)
         return; /* a grandchild that outlived its parent */
@@ -398,13 +421,15 @@ static const struct rv_child *child_by_pid(const struct rv_children *c, pid_t pi
 
 static bool incarnation_is_alive(const struct rv_children *c, uint64_t incarnation)
 {
+    if (rv_birth_is_expected(c, incarnation))
+        return true;
     for (uint32_t i = 0; i < c->alive_count; i++)
         if (c->alive[i]->process->incarnation == incarnation)
             return true;
     return false;
 }
 
-void rv_children_sweep_strays(struct rv_supervisor *s)
+static void sweep(struct rv_supervisor *s)
 {
     char path[64], text[16 * 1024];
     ssize_t n;
@@ -443,4 +468,12 @@ void rv_children_sweep_strays(struct rv_supervisor *s)
         rv_log_warning("process %d was left behind by a worker that is gone; killing it", (int)pid);
         (void)kill(pid, SIGKILL); /* it cannot be reaped, so its id cannot be reused, before we acknowledge its exit */
     }
+}
+
+void rv_children_sweep_strays(struct rv_supervisor *s)
+{
+    /* The list is exact only while no child is taken off it (proc(5)), and the keeper reaps the one whose exit was
+     * acknowledged just now. That can spoil one of two readings. */
+    sweep(s);
+    sweep(s);
 }

@@ -121,7 +121,7 @@ static void start(struct rv_router *r)
         return;
     if (rc == 0)
         rc = rv_child_spawn(s, &r->child,
-                            &(struct rv_spawn_options){RV_CHILD_ROUTER, "router", path, argv, env, NULL, 0}, &err);
+                            &(struct rv_spawn_options){RV_CHILD_ROUTER, "router", path, argv, env, NULL, NULL, 0}, &err);
     if (rc < 0) {
         rv_log_error("the router could not be started: %s; tried again in 1 s", err.code ? err.message : strerror(-rc));
         if (give_up(r))

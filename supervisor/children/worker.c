@@ -42,6 +42,10 @@ struct rv_worker {
     uint64_t ping_sequence, ping_sent_us, tick_us;
     bool ping_unanswered;
     unsigned empty_pongs;
+
+    bool waits;         /* for its template; there is no process yet */
+    bool renewed;       /* in this start its template was made anew once already */
+    char long_way[192]; /* why the next start does without a template; empty = it may use one */
 };
 
 struct rv_restart_wait {
@@ -255,9 +259,8 @@ static void port_failed(struct rv_worker *w, const struct rv_error *err)
     arm(w, PORT_RETRY_US);
 }
 
-/* What its kind sets, then the type's env without what the kind has merged already. The caller frees the texts. */
-static int own_environment(const struct rv_config_type *type, const struct rv_worker_kind *kind, char **env,
-                           unsigned *ret_count, struct rv_error *err)
+int rv_worker_kind_environment(const struct rv_config_type *type, const struct rv_worker_kind *kind, char **env,
+                               unsigned *ret_count, struct rv_error *err)
 {
     unsigned of_kind;
     int r = kind->environment ? kind->environment(type, env, ret_count, err) : 0;
@@ -280,6 +283,76 @@ static int own_environment(const struct rv_config_type *type, const struct rv_wo
     return r < 0 ? r : 0;
 }
 
+/* A process is there. */
+static void started(struct rv_worker *w)
+{
+    w->waits = w->renewed = false;
+    w->record->starts++;
+    w->ping_unanswered = false;
+    set_state(w, RV_WORKER_STARTING);
+    arm(w, w->type->start_timeout_us);
+    rv_log_info("worker %s started, pid %d%s%s", w->record->id, (int)w->child.process->pid,
+                w->record->start_way[0] ? "; " : "", w->record->start_way);
+    rv_workers_next_turn(w->supervisor);
+}
+
+/* A template's answer: how it goes on. */
+static void on_forked(struct rv_supervisor *s, struct rv_child *child, enum rv_fork_end end, const char *why)
+{
+    struct rv_worker *w = (struct rv_worker *)child;
+
+    (void)s;
+    if (end == RV_FORK_BORN) {
+        (void)snprintf(w->record->start_way, sizeof(w->record->start_way), "%s", why);
+        started(w);
+        return;
+    }
+    if (end == RV_FORK_FAILED || w->renewed) /* files that change again and again are not waited for */
+        (void)snprintf(w->long_way, sizeof(w->long_way), "%s", why);
+    w->renewed = true;
+    start(w);
+}
+
+/* Forks it or spawns it. 1 = it is on its way, and on_forked or another start follows; 0 or negative errno with err. */
+static int make_process(struct rv_worker *w, const struct rv_spawn_options *options, struct rv_error *err)
+{
+    enum rv_fork_answer answer = RV_FORK_NONE;
+    char why[RV_EXIT_TEXT_MAX] = "";
+    int r;
+
+    if (w->long_way[0])
+        (void)snprintf(why, sizeof(why), "%s", w->long_way);
+    else
+        answer = rv_template_fork(w->supervisor,
+                                  &(struct rv_fork_request){.child = &w->child,
+                                                            .type = w->type,
+                                                            .name = options->name,
+                                                            .arguments = options->argv,
+                                                            .env = options->env,
+                                                            .fds = options->fds,
+                                                            .fd_names = options->fd_names,
+                                                            .fd_count = options->fd_count,
+                                                            .done = on_forked},
+                                  why, sizeof(why));
+    w->long_way[0] = w->record->start_way[0] = '\0';
+    w->waits = answer == RV_FORK_WAIT;
+    if (answer != RV_FORK_NONE) {
+        set_state(w, RV_WORKER_STARTING);
+        return 1;
+    }
+    r = rv_child_spawn(w->supervisor, &w->child, options, err);
+    if (r == 0 && why[0])
+        (void)snprintf(w->record->start_way, sizeof(w->record->start_way), "started the long way: %.200s", why);
+    return r;
+}
+
+void rv_workers_start_waiting(struct rv_supervisor *s)
+{
+    for (uint32_t i = 0; i < s->children->worker_count; i++)
+        if (s->children->workers[i].waits)
+            start(&s->children->workers[i]);
+}
+
 static void start(struct rv_worker *w)
 {
     struct rv_supervisor *s = w->supervisor;
@@ -289,10 +362,12 @@ static void start(struct rv_worker *w)
     const char *argv[RV_WORKER_ARGS_MAX + 1], *env[RV_SPAWN_ENV_MAX + 1];
     struct rv_error err = {0};
     unsigned n = 0, fd_count = 0;
+    const char *fd_names[2];
     int r = 0, fds[2], turn[2] = {-1, -1};
 
     if (s->stopping)
         return;
+    end_turn(w); /* of a start that came to nothing */
     if (w->kind->command(w->type, path, sizeof(path), argv, &err) < 0) {
         spawn_failed(w, &err);
         return;
@@ -314,33 +389,38 @@ static void start(struct rv_worker *w)
     if (w->kind->has_port) {
         (void)snprintf(http, sizeof(http), "RESVISOR_HTTP_FD=%d", w->record->port.fd);
         env[n++] = http;
-        fds[fd_count++] = w->record->port.fd;
+        fds[fd_count] = w->record->port.fd;
+        fd_names[fd_count++] = "RESVISOR_HTTP_FD";
     }
     if (w->type->warmup[0]) {
         r = pipe2(turn, O_CLOEXEC) < 0 ? rv_error_set(&err, errno, ERROR(LIMIT), "a pipe: %s", strerror(errno)) : 0;
         (void)snprintf(turn_text, sizeof(turn_text), "RESVISOR_TURN_FD=%d", turn[0]);
         env[n++] = turn_text;
-        if (r >= 0)
-            fds[fd_count++] = turn[0];
+        fds[fd_count] = turn[0];
+        fd_names[fd_count] = "RESVISOR_TURN_FD";
+        fd_count += r >= 0;
     }
     if (fd_count == 2 && fds[0] > fds[1]) {
         fds[0] = turn[0];
         fds[1] = w->record->port.fd;
+        fd_names[0] = "RESVISOR_TURN_FD";
+        fd_names[1] = "RESVISOR_HTTP_FD";
     }
-    r = r < 0 ? r : own_environment(w->type, w->kind, own_env, &own_count, &err);
+    r = r < 0 ? r : rv_worker_kind_environment(w->type, w->kind, own_env, &own_count, &err);
     for (unsigned i = 0; i < own_count; i++)
         env[n++] = own_env[i];
     env[n] = NULL;
     if (r >= 0)
-        r = rv_child_spawn(s, &w->child,
-                           &(struct rv_spawn_options){.kind = RV_CHILD_WORKER,
-                                                      .name = w->record->id,
-                                                      .path = path,
-                                                      .argv = argv,
-                                                      .env = env,
-                                                      .fds = fds,
-                                                      .fd_count = fd_count},
-                           &err);
+        r = make_process(w,
+                         &(struct rv_spawn_options){.kind = RV_CHILD_WORKER,
+                                                    .name = w->record->id,
+                                                    .path = path,
+                                                    .argv = argv,
+                                                    .env = env,
+                                                    .fds = fds,
+                                                    .fd_names = fd_names,
+                                                    .fd_count = fd_count},
+                         &err);
     for (unsigned i = 0; i < own_count; i++)
         free(own_env[i]);
     if (turn[0] >= 0)
@@ -351,12 +431,10 @@ static void start(struct rv_worker *w)
         spawn_failed(w, &err);
         return;
     }
-    w->record->starts++;
-    w->ping_unanswered = false;
-    set_state(w, RV_WORKER_STARTING);
-    arm(w, w->type->start_timeout_us);
-    rv_log_info("worker %s started, pid %d", w->record->id, (int)w->child.process->pid);
-    rv_workers_next_turn(s);
+    if (r == 0)
+        started(w);
+    else if (w->waits) /* for its template: another start follows, with another turn */
+        end_turn(w);
 }
 
 void rv_worker_on_ready(struct rv_supervisor *s, struct rv_worker *w, const Rv__WorkerReady *message)
@@ -364,6 +442,11 @@ void rv_worker_on_ready(struct rv_supervisor *s, struct rv_worker *w, const Rv__
     if (w->record->state != RV_WORKER_STARTING && w->record->state != RV_WORKER_READY)
         return;
     rv_escape(w->record->detail, sizeof(w->record->detail), message->detail, strlen(message->detail));
+    if (w->record->start_way[0]) {
+        size_t n = strlen(w->record->detail);
+
+        (void)snprintf(w->record->detail + n, sizeof(w->record->detail) - n, "; %s", w->record->start_way);
+    }
     if (w->record->state == RV_WORKER_READY)
         return; /* what it says of itself has changed */
     w->record->ready_us = rv_now_us();
@@ -503,6 +586,13 @@ static void drain(struct rv_worker *w, bool start_again)
     Rv__Drain body = RV__DRAIN__INIT;
 
     w->record->start_again = start_again;
+    if (w->record->state == RV_WORKER_STARTING && w->child.process->pid <= 0) { /* asked of a template: not there yet */
+        rv_births_forget(w->supervisor, &w->child);
+        w->waits = false;
+        end_turn(w);
+        set_state(w, RV_WORKER_STOPPED);
+        rv_workers_next_turn(w->supervisor);
+    }
     switch (w->record->state) {
     case RV_WORKER_STARTING:
     case RV_WORKER_READY:
@@ -614,12 +704,14 @@ void rv_workers_fini(struct rv_supervisor *s)
 
 void rv_workers_start(struct rv_supervisor *s)
 {
+    rv_templates_start(s);
     for (uint32_t i = 0; i < s->children->worker_count; i++)
         start(&s->children->workers[i]);
 }
 
 void rv_workers_stop(struct rv_supervisor *s, bool now)
 {
+    rv_templates_stop(s);
     for (uint32_t i = 0; i < s->children->worker_count; i++) {
         struct rv_worker *w = &s->children->workers[i];
 
@@ -656,9 +748,12 @@ int rv_workers_restart_type(struct rv_supervisor *s, struct rv_session *session,
     wait = &c->restart_waits[c->restart_wait_count++];
     *wait = (struct rv_restart_wait){.session = session, .id = id};
     (void)snprintf(wait->type, sizeof(wait->type), "%s", type);
-    for (uint32_t i = 0; i < c->worker_count; i++)
-        if (strcmp(c->workers[i].type->name, type) == 0)
-            drain(&c->workers[i], true);
+    for (uint32_t i = 0; i < c->worker_count; i++) {
+        if (strcmp(c->workers[i].type->name, type) != 0)
+            continue;
+        rv_template_reset(s, c->workers[i].type);
+        drain(&c->workers[i], true);
+    }
     return 0;
 }
 

@@ -109,6 +109,43 @@ static json_t *type_json(const Resvisor__V1__TypeStatus *type, const Resvisor__V
     return root;
 }
 
+/* Its part of its memory: what it shares with workers counts in parts. 0 = not known, or of another user. */
+static uint64_t pss_of(pid_t pid)
+{
+    char path[64], line[128];
+    unsigned long long kib = 0;
+    FILE *f;
+
+    (void)snprintf(path, sizeof(path), "/proc/%d/smaps_rollup", (int)pid);
+    f = pid > 0 ? fopen(path, "re") : NULL;
+    while (f && fgets(line, sizeof(line), f))
+        if (sscanf(line, "Pss: %llu kB", &kib) == 1)
+            break;
+    if (f)
+        (void)fclose(f);
+    return kib * 1024;
+}
+
+static json_t *template_json(const Resvisor__V1__TemplateStatus *template)
+{
+    json_t *root = json_object(), *types = json_array();
+
+    rv_json_set_text(root, "id", template->id);
+    rv_json_set_integer(root, "pid", template->pid);
+    rv_json_set_text(root, "state", template->state);
+    for (size_t i = 0; i < template->n_types; i++)
+        (void)json_array_append_new(types, json_string(template->types[i]));
+    (void)json_object_set_new(root, "types", types);
+    rv_json_set_integer(root, "uptime_ms", template->uptime_ms);
+    rv_json_set_integer(root, "rss_bytes", template->rss_bytes);
+    rv_json_set_integer(root, "pss_bytes", pss_of(template->pid));
+    rv_json_set_integer(root, "starts", template->starts);
+    rv_json_set_integer(root, "forks", template->forks);
+    rv_json_set_text(root, "detail", template->detail);
+    rv_json_set_text(root, "last_exit", template->last_exit);
+    return root;
+}
+
 static json_t *models_json(const Resvisor__V1__Status *status)
 {
     json_t *array = json_array();
@@ -122,7 +159,7 @@ static void print_status_json(const struct facts *facts)
 {
     const Resvisor__V1__Status *s = facts->status;
     json_t *root = json_object(), *supervisor = json_object(), *router = json_object(), *pool = json_object(),
-           *types = json_array();
+           *types = json_array(), *templates = json_array();
 
     rv_json_set_text(root, "version", s->version);
     rv_json_set_integer(supervisor, "pid", s->supervisor_pid);
@@ -136,6 +173,9 @@ static void print_status_json(const struct facts *facts)
     for (size_t i = 0; i < s->n_types; i++)
         (void)json_array_append_new(types, type_json(s->types[i], queue_of(facts, s->types[i]->name)));
     (void)json_object_set_new(root, "types", types);
+    for (size_t i = 0; i < s->n_templates; i++)
+        (void)json_array_append_new(templates, template_json(s->templates[i]));
+    (void)json_object_set_new(root, "templates", templates);
     (void)json_object_set_new(root, "models", models_json(s));
     rv_json_set_integer(pool, "bytes", s->pool_bytes);
     rv_json_set_integer(pool, "budget", s->pool_budget);
@@ -224,12 +264,52 @@ static void print_types(const struct facts *facts)
     rv_table_print(&table);
 }
 
-/* What a worker says of itself is long; only a worker that works without the pool needs to be seen here. */
-static void print_unpooled(const Resvisor__V1__Status *status)
+static void print_templates(const Resvisor__V1__Status *status)
+{
+    static const char *const titles[] = {"TEMPLATE", ">PID",   "STATE",    ">UPTIME",   ">RSS", ">PSS",
+                                         ">STARTS",  ">FORKS", "OF TYPES", "LAST EXIT", NULL};
+    char uptime[32], rss[32], pss[32], types[SAFE_MAX];
+    struct rv_table table;
+
+    rv_table_init(&table, titles);
+    for (size_t i = 0; i < status->n_templates; i++) {
+        const Resvisor__V1__TemplateStatus *t = status->templates[i];
+        size_t n = 0;
+
+        types[0] = '\0';
+        for (size_t k = 0; k < t->n_types && n < sizeof(types); k++)
+            n += (size_t)snprintf(types + n, sizeof(types) - n, "%s%s", k ? ", " : "", t->types[k]);
+        rv_format_duration(t->uptime_ms * RV_MSEC, uptime, sizeof(uptime));
+        rv_format_size(t->rss_bytes, rss, sizeof(rss));
+        rv_format_size(pss_of(t->pid), pss, sizeof(pss));
+        rv_table_add(&table, "%s", t->id);
+        rv_table_add(&table, "%" PRIi32, t->pid);
+        rv_table_add(&table, "%s", t->state);
+        rv_table_add(&table, "%s", t->pid ? uptime : "-");
+        rv_table_add(&table, "%s", t->pid ? rss : "-");
+        rv_table_add(&table, "%s", t->pid ? pss : "-");
+        rv_table_add(&table, "%" PRIu32, t->starts);
+        rv_table_add(&table, "%" PRIu64, t->forks);
+        rv_table_add(&table, "%s", types);
+        rv_table_add(&table, "%s", t->last_exit);
+    }
+    rv_table_print(&table);
+}
+
+static bool is_unusual(const char *detail)
+{
+    const char *way = strstr(detail, "started the long way: ");
+
+    return strstr(detail, "unpooled: ") || (way && !strstr(way, "fast_start is off"));
+}
+
+/* What a worker says of itself is long; only one that works without the pool, or could not be forked from its template,
+ * needs to be seen here. */
+static void print_unusual(const Resvisor__V1__Status *status)
 {
     for (size_t i = 0; i < status->n_types; i++)
         for (size_t k = 0; k < status->types[i]->n_workers; k++)
-            if (strstr(status->types[i]->workers[k]->detail, "unpooled: "))
+            if (is_unusual(status->types[i]->workers[k]->detail))
                 printf("%s: %s\n", status->types[i]->workers[k]->id, status->types[i]->workers[k]->detail);
 }
 
@@ -274,7 +354,11 @@ static void print_status(const struct facts *facts)
     if (facts->status->n_types) {
         (void)putchar('\n');
         print_types(facts);
-        print_unpooled(facts->status);
+        print_unusual(facts->status);
+    }
+    if (facts->status->n_templates) {
+        (void)putchar('\n');
+        print_templates(facts->status);
     }
     if (facts->status->n_models) {
         (void)putchar('\n');

@@ -113,6 +113,9 @@ const char *rv_session_describe(const struct rv_session *session)
 
     if (worker)
         (void)snprintf(text, sizeof(text), "worker %s (pid %d)", rv_worker_name(worker), (int)session->pid);
+    else if (rv_template_of_child(session->child))
+        (void)snprintf(text, sizeof(text), "%s (pid %d)", rv_template_name(rv_template_of_child(session->child)),
+                       (int)session->pid);
     else if (session->child)
         (void)snprintf(text, sizeof(text), "the %s (pid %d)",
                        session->role == RV__ROLE__ROLE_LOADER ? "loader" : "router", (int)session->pid);

@@ -136,6 +136,13 @@ static void handle_error(struct rv_session *session, struct rv_frame *frame)
 {
     if (session->role == RV__ROLE__ROLE_LOADER)
         rv_load_on_error(session->supervisor, session->child, frame->message->error);
+    if (session->role == RV__ROLE__ROLE_TEMPLATE)
+        rv_template_on_error(rv_template_of_child(session->child), frame->message->id, frame->message->error);
+}
+
+static void handle_template_ready(struct rv_session *session, struct rv_frame *frame)
+{
+    rv_template_on_ready(rv_template_of_child(session->child), frame->message->template_ready);
 }
 
 static void handle_worker_ready(struct rv_session *session, struct rv_frame *frame)
@@ -186,15 +193,17 @@ static void handle_kill_worker(struct rv_session *session, struct rv_frame *fram
 #define WORKER (1u << RV__ROLE__ROLE_WORKER)
 #define LOADER (1u << RV__ROLE__ROLE_LOADER)
 #define ROUTER (1u << RV__ROLE__ROLE_ROUTER)
-#define OPERATOR (1u << 31) /* with CLIENT: only the owner and root. The router asks for whom it has admitted itself \
-                             */
+#define TEMPLATE (1u << RV__ROLE__ROLE_TEMPLATE)
+#define OPERATOR                                                                                        \
+    (1u << 31) /* with CLIENT: only the owner and root. The router asks for whom it has admitted itself \
+                */
 
 static const struct {
     Rv__Frame__BodyCase body;
     uint32_t roles;
     void (*handle)(struct rv_session *session, struct rv_frame *frame);
 } requests[] = {
-    {RV__FRAME__BODY_HELLO, CLIENT | WORKER | LOADER | ROUTER, handle_hello},
+    {RV__FRAME__BODY_HELLO, CLIENT | WORKER | LOADER | ROUTER | TEMPLATE, handle_hello},
     {RV__FRAME__BODY_ATTACH, CLIENT | WORKER, handle_attach},
     {RV__FRAME__BODY_DETACH, CLIENT | WORKER, handle_detach},
     {RV__FRAME__BODY_STATUS_REQUEST, CLIENT | ROUTER, handle_status},
@@ -205,7 +214,8 @@ static const struct {
     {RV__FRAME__BODY_LOAD_PLAN, LOADER, handle_load_plan},
     {RV__FRAME__BODY_LOAD_PROGRESS, LOADER, handle_load_progress},
     {RV__FRAME__BODY_LOAD_DONE, LOADER, handle_load_done},
-    {RV__FRAME__BODY_ERROR, LOADER | WORKER | ROUTER, handle_error},
+    {RV__FRAME__BODY_ERROR, LOADER | WORKER | ROUTER | TEMPLATE, handle_error},
+    {RV__FRAME__BODY_TEMPLATE_READY, TEMPLATE, handle_template_ready},
     {RV__FRAME__BODY_WORKER_READY, WORKER, handle_worker_ready},
     {RV__FRAME__BODY_PONG, WORKER, handle_pong},
     {RV__FRAME__BODY_ROUTER_READY, ROUTER, handle_router_ready},

@@ -20,6 +20,9 @@ struct answer {
     Resvisor__V1__ModelStatus *models;
     Resvisor__V1__ModelStatus **model_pointers;
     Resvisor__V1__Error *errors;
+    Resvisor__V1__TemplateStatus *templates;
+    Resvisor__V1__TemplateStatus **template_pointers;
+    char **template_types; /* RV_TYPES_MAX for each */
 };
 
 static void answer_free(struct answer *a)
@@ -31,9 +34,12 @@ static void answer_free(struct answer *a)
     free(a->models);
     free(a->model_pointers);
     free(a->errors);
+    free(a->templates);
+    free(a->template_pointers);
+    free(a->template_types);
 }
 
-static bool answer_allocate(struct answer *a, size_t types, size_t workers, size_t models)
+static bool answer_allocate(struct answer *a, size_t types, size_t workers, size_t models, size_t templates)
 {
     a->types = calloc(types + 1, sizeof(*a->types));
     a->type_pointers = calloc(types + 1, sizeof(*a->type_pointers));
@@ -42,8 +48,11 @@ static bool answer_allocate(struct answer *a, size_t types, size_t workers, size
     a->models = calloc(models + 1, sizeof(*a->models));
     a->model_pointers = calloc(models + 1, sizeof(*a->model_pointers));
     a->errors = calloc(models + 1, sizeof(*a->errors));
+    a->templates = calloc(templates + 1, sizeof(*a->templates));
+    a->template_pointers = calloc(templates + 1, sizeof(*a->template_pointers));
+    a->template_types = calloc((templates + 1) * RV_TYPES_MAX, sizeof(*a->template_types));
     return a->types && a->type_pointers && a->workers && a->worker_pointers && a->models && a->model_pointers &&
-           a->errors;
+           a->errors && a->templates && a->template_pointers && a->template_types;
 }
 
 void rv_status_fill_model(const struct rv_model *model, Resvisor__V1__ModelStatus *m, Resvisor__V1__Error *error)
@@ -127,6 +136,33 @@ static void fill_types(struct rv_supervisor *s, struct answer *a)
     }
 }
 
+static void fill_templates(struct rv_supervisor *s, struct answer *a)
+{
+    a->status.templates = a->template_pointers;
+    a->status.n_templates = s->state.template_count;
+    for (uint32_t i = 0; i < s->state.template_count; i++) {
+        Resvisor__V1__TemplateStatus *t = &a->templates[i];
+        char **types = a->template_types + i * RV_TYPES_MAX;
+        uint32_t count;
+        const struct rv_template_record *record =
+            rv_template_at(s, i, (const char **)(void *)types, RV_TYPES_MAX, &count);
+
+        resvisor__v1__template_status__init(t);
+        t->id = (char *)record->id;
+        t->pid = record->process.pid;
+        t->state = (char *)rv_worker_state_name(record->state);
+        t->types = types;
+        t->n_types = count;
+        t->uptime_ms = record->process.pid ? (rv_now_us() - record->process.started_us) / RV_MSEC : 0;
+        t->rss_bytes = rv_template_rss(s, i);
+        t->starts = record->starts;
+        t->forks = record->forks;
+        t->detail = (char *)record->detail;
+        t->last_exit = (char *)record->last_exit;
+        a->template_pointers[i] = t;
+    }
+}
+
 static void fill_counters(const struct rv_counters *counters, Resvisor__V1__Status *status)
 {
     status->loads = counters->loads;
@@ -150,13 +186,15 @@ void rv_status_send(struct rv_session *session, uint64_t id)
     struct rv_error err = {0};
     size_t n = 0;
 
-    if (!answer_allocate(&a, s->config->type_count, rv_worker_count(s), s->state.model_count)) {
+    if (!answer_allocate(&a, s->config->type_count, rv_worker_count(s), s->state.model_count,
+                         s->state.template_count)) {
         rv_error_set(&err, 0, RESVISOR__V1__ERROR_CODE__ERROR_NO_MEMORY, "no memory for the status");
         rv_session_reply(session, id, &err);
         answer_free(&a);
         return;
     }
     fill_types(s, &a);
+    fill_templates(s, &a);
     TAILQ_FOREACH (model, &s->state.models, link) {
         rv_status_fill_model(model, &a.models[n], &a.errors[n]);
         a.model_pointers[n] = &a.models[n];

@@ -303,7 +303,7 @@ static void load_start(struct rv_load *load)
     load->child.log = take_log(s);
     load->child.on_exit = on_exit_loader;
     r = rv_child_spawn(s, &load->child,
-                       &(struct rv_spawn_options){RV_CHILD_LOADER, "a loader", path, argv, env, NULL, 0}, &err);
+                       &(struct rv_spawn_options){RV_CHILD_LOADER, "a loader", path, argv, env, NULL, NULL, 0}, &err);
     if (r < 0) {
         give_log_back(s, load->child.log);
         load_end(load, NULL, &err);

@@ -29,7 +29,7 @@ def make(make_service, tmp_path):
         service = make_service(config)
         common = {
             "kind": "comfyui", "directory": str(stub), "python": sys.executable, "pooling": "off",
-            "state_folder": str(tmp_path / "state"), "start_timeout": "60s",
+            "state_folder": str(tmp_path / "state"), "start_timeout": "60s", "fast_start": "off",
         }  # fmt: skip
         service.config["types"] = {name: {**common, **keys} for name, keys in types.items()}
         service.stub, service.state = stub, tmp_path / "state" / "comfyui"

@@ -33,8 +33,13 @@ class _Unfit(Exception):
 
 
 class Hooks:
-    def __init__(self, pool: Pool, report: Report) -> None:
-        self.pool = pool
+    """pool: None in a template, where nothing is loaded; its workers set it."""
+
+    pool: Pool
+
+    def __init__(self, pool: Pool | None, report: Report) -> None:
+        if pool is not None:
+            self.pool = pool
         self.report = report
 
     def install(self) -> None:

@@ -43,11 +43,21 @@ def _call_after(spec: importlib.machinery.ModuleSpec, function: Function) -> Non
 
 
 _finder = _Finder()
+_late_is_fine = False
+
+
+def allow_late() -> None:
+    """In a process that was forked from a template modules are there already, and were made to be changed then."""
+    global _late_is_fine
+    _late_is_fine = True
 
 
 def after_import(name: str, function: Function) -> None:
     """function(module) must not raise."""
     if name in sys.modules:
+        if _late_is_fine:
+            function(sys.modules[name])
+            return
         raise RuntimeError(f"{name} is imported already")
     _finder.functions[name] = function
     if _finder not in sys.meta_path:

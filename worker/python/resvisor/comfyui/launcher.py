@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import traceback
+from typing import TYPE_CHECKING
 
 from .. import Error, ErrorCode
 from ..worker import Worker
@@ -29,6 +30,9 @@ from .server import Server, ServerError, inherited
 from .settings import Settings
 from .warmup import run as run_warmup
 from .warmup import wait_for_turn
+
+if TYPE_CHECKING:
+    from .preload import Preloaded
 
 EXIT_CONFIG = 78  # the supervisor does not start such a worker again by itself
 START_S = 24 * 3600.0  # the supervisor's start_timeout comes long before
@@ -45,8 +49,18 @@ def _version(directory: pathlib.Path) -> str:
     return found.group(1) if found else "of unknown version"
 
 
+def own_arguments(arguments: list[str]) -> list[str]:
+    """Those of the configuration that ComfyUI itself gets: address and port are the launcher's."""
+    found = list(arguments)
+    for flag in ("--listen", "--port"):
+        take(found, flag)
+    return found
+
+
 class Launcher:
-    def __init__(self, worker: Worker, options: argparse.Namespace) -> None:
+    """preloaded: what the template that this process was forked from has imported already."""
+
+    def __init__(self, worker: Worker, options: argparse.Namespace, preloaded: "Preloaded | None" = None) -> None:
         self.worker = worker
         self.main = pathlib.Path(os.path.abspath(options.main))
         if self.main.is_dir():
@@ -55,17 +69,19 @@ class Launcher:
         self.pooling: str = options.pooling
         self.warmup: str = options.warmup
         self.warmup_must_work = options.warmup_failure == "fail"
-        self.arguments: list[str] = list(options.arguments)
-        self.report = Report()
+        self.arguments = own_arguments(options.arguments)
+        self.preloaded = preloaded
+        self.report = preloaded.report if preloaded else Report()
         self.pool = Pool(worker.connection)
         self.hooks = Hooks(self.pool, self.report)
+        if preloaded and preloaded.hooks:  # installed there, before others could take names
+            self.hooks = preloaded.hooks
+            self.hooks.pool = self.pool
         self.packs = Packs(self.report)
         self.prefix = Prefix(options.output_prefix, worker.id, self.report)
         self.server = Server(inherited())
         self.monitor = Monitor(self.server, self.pool, float(os.environ.get(LOOP_TIMEOUT, "0")) / 1000)
         self.monitor.say, self.monitor.end = self._say, self._end
-        for flag in ("--listen", "--port"):
-            take(self.arguments, flag)
         self.arguments += ["--listen", self.server.address, "--port", str(self.server.port)]
         self.folders = Folders(options.state, worker.id, options.primary, self.directory, self.arguments)
         self.arguments += self.folders.arguments(self.arguments)
@@ -81,15 +97,18 @@ class Launcher:
             return EXIT_CONFIG
         if self.pooling == "off":
             self.report.problem(f"types.{self.worker.type}.pooling is off")
-        else:
+        elif not (self.preloaded and self.preloaded.hooks):
             self.hooks.install()
         self.server.install()
         self.packs.install()
         self.prefix.install()
         threading.Thread(target=self._serve, name="resvisor-jobs", daemon=True).start()
         os.chdir(self.directory)
-        sys.path[0] = str(self.directory)  # `python -m` has put the working folder there
         sys.argv = [str(self.main), *self.arguments]
+        if self.preloaded:
+            self.preloaded.set_arguments(self.arguments)
+        else:
+            sys.path[0] = str(self.directory)  # `python -m` has put the working folder there
         runpy.run_path(str(self.main), run_name="__main__")
         self.settings.look()  # ComfyUI has ended in order: what people have set is worth a copy
         return 0
@@ -205,14 +224,14 @@ def restore(options: argparse.Namespace) -> int:
     return 0
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], preloaded: "Preloaded | None" = None) -> int:
     options = parse(arguments)
     if options.restore:
         return restore(options)
     faulthandler.enable()
     try:
         worker = Worker.open(models=())
-        launcher = Launcher(worker, options)
+        launcher = Launcher(worker, options, preloaded)
     except Error as error:
         print(f"resvisor.comfyui: {error}", file=sys.stderr)
         return 2 if error.code is ErrorCode.USAGE else 1
