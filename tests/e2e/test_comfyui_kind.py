@@ -184,6 +184,19 @@ def test_check_looks_at_the_warm_up(make, tmp_path, content, word):
 # ---- settings files ----
 
 
+def test_the_last_words_after_a_flood_are_the_reason_of_the_end(make):
+    service = make({"image": {"max_deaths": 1, "env": {"STUB_FLOOD_LINES": "100000", "STUB_LAST_WORDS": "the last words"}}}).start()
+    found = service.wait_worker("image", "FAILED", timeout=60)
+    assert found.last_exit.endswith(": the last words"), found
+    assert "image/0: its last line was: the last words" in service.cli("logs", "image").stdout
+
+
+def test_a_line_that_escapes_make_longer_stays_one_line(make):
+    service = make({"image": {"env": {"STUB_WORDS": "\\\\x01" * 1000 + "\\nthe next line"}}}).start()
+    service.wait_ready(60)
+    assert "image/0: the next line" in service.cli("logs", "image").stdout.splitlines()
+
+
 SETTINGS = {"Comfy.ColorPalette": "dark", "Comfy.Locale": "en"}
 
 
