@@ -128,8 +128,7 @@ class Launcher:
                 jobs.run(job)
             os.kill(os.getpid(), signal.SIGINT)
         except PromptThreadDied as error:
-            log(f"{error}")
-            self._leave(1)
+            self._end(str(error))  # its last line, which becomes the reason of the job's end
         except SystemExit as error:
             log(str(error))
             self._leave(EXIT_CONFIG)
