@@ -228,6 +228,7 @@ def test_truncated_settings_are_named_kept_and_restored_on_request(make):
         ("", ":1:1: ", "it is empty"),
         ("- a\n- b\n", ":1:1: ", "must be a map"),
         ("a:\n  base_path: /x\n  vae: 3\n", ":3:3: ", "vae of a must be a text"),
+        ("a:\n  base_path: 2020-99-99\n", ":1:1: ", "no YAML: month must be in 1..12"),
     ],
 )
 def test_a_damaged_extra_model_paths_file_is_named(make, tmp_path, content, place, word):
@@ -236,6 +237,24 @@ def test_a_damaged_extra_model_paths_file_is_named(make, tmp_path, content, plac
     service = make({"image": {"args": ["--extra-model-paths-config", str(path)]}}).start()
     found = service.wait_worker("image", "FAILED", timeout=60)
     assert f"{path}{place}" in found.last_exit and word in found.last_exit
+
+
+def test_a_restored_file_stays_who_could_read_it_and_a_link_stays_a_link(make, tmp_path):
+    service = make({"image": {}}).start()
+    service.wait_ready(60)
+    target = write(tmp_path / "dotfiles" / "settings.json", SETTINGS)
+    target.chmod(0o600)
+    link = service.state / "users" / "default" / "comfy.settings.json"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(target)
+    service.cli("restart", "image", timeout=60)
+    target.write_text('{"a": ' + "9" * 5000 + "}")  # digits that Python's own parser refuses in another way
+    assert service.cli("restart", "image", timeout=60, check=False).returncode != 0
+    assert "no JSON" in service.wait_worker("image", "FAILED").last_exit
+    service.cli("restore-config", "image", "-c", service.config_file)
+    assert link.is_symlink() and json.loads(target.read_text()) == SETTINGS and target.stat().st_mode & 0o777 == 0o600
+    (copy,) = (service.state / "good-copies").glob("*-comfy.settings.json")
+    assert copy.stat().st_mode & 0o777 == 0o600
 
 
 def test_restore_config_of_another_kind_or_no_type(make):
