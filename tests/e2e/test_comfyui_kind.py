@@ -257,6 +257,19 @@ def test_a_restored_file_stays_who_could_read_it_and_a_link_stays_a_link(make, t
     assert copy.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_damaged_file_without_a_copy_is_an_error_and_the_other_workers_get_theirs(make):
+    service = make({"image": {"workers": 2}}).start()
+    service.wait_ready(60)
+    first = service.state / "users" / "default" / "comfy.settings.json"
+    second = write(service.state / "image-1" / "user" / "default" / "comfy.settings.json", SETTINGS)
+    service.cli("restart", "image", timeout=60)
+    write(first, "{")
+    write(second, "{")
+    result = service.cli("restore-config", "image", "-c", service.config_file, check=False)
+    assert result.returncode != 0 and "no good copy is kept of it" in result.stdout
+    assert "image/1: " in result.stdout and json.loads(second.read_text()) == SETTINGS
+
+
 def test_restore_config_of_another_kind_or_no_type(make):
     service = make({"image": {}})
     service.config["types"]["plain"] = {"kind": "native", "executor": "image"}

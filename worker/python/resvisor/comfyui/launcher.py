@@ -213,14 +213,17 @@ def restore(options: argparse.Namespace) -> int:
     """For `resvisor restore-config`: of one worker, which need not run."""
     directory = pathlib.Path(os.path.abspath(options.main))
     folders = Folders(options.state, options.restore, options.primary, directory, options.arguments)
+    left = found = 0
     try:
-        done = list(Settings(folders, options.arguments).restore())
+        for good, line in Settings(folders, options.arguments).restore():
+            found, left = found + 1, left + (not good)
+            print(f"{options.restore}: {line}", flush=True)
     except OSError as error:
         print(f"resvisor: {options.restore}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
-    for line in done or ["no settings file is damaged"]:
-        print(f"{options.restore}: {line}")
-    return 0
+    if not found:
+        print(f"{options.restore}: no settings file is damaged")
+    return 1 if left else 0
 
 
 def main(arguments: list[str], preloaded: "Preloaded | None" = None) -> int:

@@ -183,12 +183,12 @@ class Settings:
             f"then `resvisor restart {type_name}`"
         )
 
-    def restore(self) -> Iterator[str]:
-        """Puts the good copies of damaged files back, and says in words what was done. OSError."""
+    def restore(self) -> Iterator[tuple[bool, str]]:
+        """Puts the good copies of damaged files back, and says for each: is it good now, and what was done. OSError."""
         for damage in self.look():
             copy = self.copy_of(damage.path)
             if not copy.exists():
-                yield f"{damage}; no good copy is kept of it"
+                yield False, f"{damage}; no good copy is kept of it"
                 continue
             path = pathlib.Path(os.path.realpath(damage.path))  # a link stays one
             aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
@@ -196,7 +196,7 @@ class Settings:
             if path.exists():
                 os.replace(path, aside)
             _write(path, copy.read_bytes(), owner)
-            yield f"{damage}; restored from {copy}; the damaged one is {aside.name} now"
+            yield True, f"{damage}; restored from {copy}; the damaged one is {aside.name} now"
 
 
 def _write(path: pathlib.Path, data: bytes, like: os.stat_result) -> None:
