@@ -160,3 +160,23 @@ def test_folders_given_by_a_relative_path_lie_in_comfyuis_folder():
         print(json.dumps([folders(), folders("--base-directory", "b", "--user-directory=u"), folders("--user-directory", "/u")]))
         """,
     ) == [["/comfyui", "/state/comfyui/users"], ["/comfyui/b", "/comfyui/u"], ["/comfyui", "/u"]]
+
+
+def test_texts_and_names_that_are_no_unicode_come_back_with_a_mark():
+    """Half a surrogate pair in a text of a node, or a file whose name is not UTF-8: no reason to lose the others."""
+    found = run_python(
+        None,
+        """
+        import json
+        from resvisor.comfyui import files
+
+        made = []
+        class Job:
+            def add_output(self, name, data, content_type):
+                made.append([name, bytes(data).decode()])
+
+        files.attach(Job(), files.find_outputs({"1": {"text": ["a" + chr(0xD800), "b"]}}))
+        print(json.dumps([made, files._unique("x" + chr(0xDCFF) + ".png", set())]))
+        """,
+    )
+    assert found == [[["node-1.txt", "a?"], ["node-1-2.txt", "b"]], "x?.png"]
