@@ -23,7 +23,7 @@
 #define FLOOD_BYTES_PER_S (64u * 1024) /* of one child, kept and relayed; what it prints faster is cut … */
 #define FLOOD_BURST (1024u * 1024)     /* … once it has printed so much more than that */
 #define FLOOD_LOOK_US RV_SEC           /* how often a cut one is looked at */
-#define LAST_LINE_BYTES 256u
+#define LAST_LINE_BYTES 384u
 #define ORNAMENT_MIN 3u
 #define FOLLOWERS_MAX 64u
 #define CHUNK_BYTES (32u * 1024) /* of a ring per LogLines frame */
