@@ -30,7 +30,7 @@ service_pid=
 types="image video audio"
 files="text-encoder $types"
 slow_ms=400 # per step of the job that is killed, so that it is surely in its middle
-venv_gib=9  # of torch and what ComfyUI needs, with the download
+venv_gib=10 # of torch and what ComfyUI needs, with the download
 
 usage() {
     sed -n '2,/^set -eu$/s/^# \{0,1\}//p' "$0"

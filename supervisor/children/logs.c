@@ -388,7 +388,7 @@ int rv_logs_send(struct rv_supervisor *s, struct rv_session *session, uint64_t i
         found += strcmp(log->type, type) == 0;
     if (!found)
         return rv_error_set(err, ENOENT, RESVISOR__V1__ERROR_CODE__ERROR_NO_SUCH_TYPE,
-                            "no workflow type \"%s\"; also allowed: router, loader, resvisor",
+                            "no workflow type \"%s\"; also allowed: router, loader, template, resvisor",
                             rv_escape(shown, sizeof(shown), type, strlen(type)));
     if (request->follow && c->follower_count >= FOLLOWERS_MAX)
         return rv_error_set(err, EBUSY, RESVISOR__V1__ERROR_CODE__ERROR_LIMIT, "%u readers follow logs already",
