@@ -334,6 +334,9 @@ class Story:
         status = self.asked("status")
         pids = [self.process.pid, status["supervisor"]["pid"], status["router"]["pid"]]
         pids += [worker["pid"] for found in status["types"] for worker in found["workers"]]
+        for template in status.get("templates", []):
+            pids.append(template["pid"])
+            say(f"template: {mib(pss(template['pid']))} (PSS), imported once, workers are forked from it")
         for found in status["types"]:
             worker = found["workers"][0]
             say(f"{worker['id']}: {mib(pss(worker['pid']))} (PSS)")

@@ -72,6 +72,8 @@ static void settle(struct rv_router *router)
     }
     if (lost)
         rv_log_warning("%u jobs of an earlier router are lost: no worker knows them", lost);
+    if (router->open)
+        rv_router_say_ready(router);
 }
 
 static void on_late(int socket, short what, void *context)

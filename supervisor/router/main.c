@@ -211,7 +211,7 @@ static void stop_parts(struct rv_router *router)
     rv_peer_destroy(router->supervisor);
 }
 
-static void say_ready(struct rv_router *router)
+void rv_router_say_ready(struct rv_router *router)
 {
     Rv__Frame frame = RV__FRAME__INIT;
     Rv__RouterReady ready = RV__ROUTER_READY__INIT;
@@ -235,7 +235,9 @@ static int run(struct rv_router *router, int fd)
         rv_log_error("cannot start: %s%s%s", err.message, err.remedy[0] ? "; " : "", err.remedy);
         router->exit_code = EXIT_FAILED;
     } else {
-        say_ready(router);
+        router->open = true;
+        if (!router->settling)
+            rv_router_say_ready(router);
         (void)event_base_dispatch(router->base);
     }
     stop_parts(router);

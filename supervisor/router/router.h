@@ -195,6 +195,7 @@ struct rv_router {
     struct rv_peer *supervisor;
     struct rv_frame setup_frame; /* owns the texts of setup */
     const Rv__RouterSetup *setup;
+    bool open;     /* all its sockets are there */
     bool stopping; /* no new jobs */
     int exit_code;
 
@@ -240,6 +241,11 @@ struct rv_router {
     struct rv_http *http;   /* NULL = off */
     struct rv_front *front; /* NULL = off, or no type is of kind comfyui */
 };
+
+/* ---- main.c ----------------------------------------------------------------------------------------------------- */
+
+/* Once, when the sockets are open and all workers have reported: until then jobs are refused. */
+void rv_router_say_ready(struct rv_router *router);
 
 /* ---- jobs.c ----------------------------------------------------------------------------------------------------- */
 

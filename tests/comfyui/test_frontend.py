@@ -23,12 +23,12 @@ pytestmark = [
 # What the page asks for, and which a new installation does not have; and what it says where its makers cannot be reached.
 NOT_THERE = ("/userdata/user.css", "/user.css", "/favicon.ico", "/userdata?dir=", "/userdata/comfy.templates.json")
 NOT_THERE += ("/workflow_templates", "/templates/")
-OF_ITS_OWN = ("api.comfy.org", "Failed to load resource", "reading 'id'")
+OF_ITS_OWN = ("api.comfy.org", "Failed to load resource", "reading 'id'", "graph accessed before initialization")
 
 LOADED = "window.app && app.graph && app.extensionManager && app.vueAppReady && document.querySelector('canvas')"
 EVENTS = ("progress", "b_preview", "executing", "executed", "execution_success", "execution_error", "status")
 WATCH = f"window.seen = []; {json.dumps(EVENTS)}.forEach((kind) => app.api.addEventListener(kind, () => seen.push(kind))); true"
-RUN = "[...document.querySelectorAll('button')].find((button) => button.getAttribute('aria-label') == 'Run')"
+RUN = "[...document.querySelectorAll('button')].find((button) => button.innerText.trim() == 'Run')"
 PICTURE = "app.graph.getNodeById(8).imgs[0]"
 SHOWN = f"app.graph.getNodeById(8).imgs && {PICTURE}.complete && {PICTURE}.naturalWidth == 64"
 
@@ -44,7 +44,7 @@ def service(tmp_path_factory, base):
     service.config["types"] = {"image": {**keys, "args": [*keys["args"], "--preview-method", "latent2rgb"]}}
     service.start()
     service.wait_ready(timeout=START_S)
-    http.wait_ready(service)
+    http.wait_front(service)
     yield service
     service.end()
 
@@ -105,7 +105,7 @@ def test_the_page_stays_alive_when_its_worker_is_killed(service, page, screensho
     worker = service.worker("image")
     os.kill(worker.pid, 9)
     service.wait_worker("image", starts=worker.starts + 1, timeout=100)
-    http.wait_ready(service)
+    http.wait_front(service)
     page.screenshot(screenshots / "after-restart.png")
     page.run("app.queuePrompt(0, 1).then(() => true)")
     page.wait("seen.includes('execution_success') || seen.includes('execution_error')", timeout=100)

@@ -81,7 +81,7 @@ class FakeComfyUI:
         """The configuration of a type. Its state folder lies in the fake's."""
         return {
             "kind": "comfyui", "directory": str(self.folder), "python": sys.executable, "args": list(args), "pooling": "off",
-            "state_folder": str(self.folder / "state"), "start_timeout": f"{START_S}s", "stop_timeout": "10s", **keys,
+            "fast_start": "off", "state_folder": str(self.folder / "state"), "start_timeout": f"{START_S}s", "stop_timeout": "10s", **keys,
         }  # fmt: skip
 
     # ---- faults ----

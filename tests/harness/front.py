@@ -30,7 +30,8 @@ class Front:
         models.write_plain(self.service.models / "bystander.safetensors", mib=1)
         self.service.start()
         self.service.wait_ready()
-        http.wait_ready(self.service)
+        for name in TYPES:
+            self._wait_known(name)
 
     def end(self):
         self.service.end()
@@ -62,7 +63,12 @@ class Front:
             return worker.state == "READY" and worker.starts >= starts
 
         procfs.wait_until(reached, 60, f"start {starts} of {name}")
-        http.wait_ready(self.service)
+        self._wait_known(name)
+
+    def _wait_known(self, name):
+        """The router hears a moment after the supervisor that a worker is ready: then it opens clients' sockets to it."""
+        with self.socket(uuid.uuid4().hex, wait=[name]):
+            pass
 
     def clear(self):
         for fake in self.fakes.values():
@@ -129,7 +135,15 @@ class Front:
     def _rest(self):
         """Descriptors: of the router, beside its connections to workers, and of the supervisor and the keeper."""
         held = self.service.holdings()
-        return held["router"][0] - sum(self.connections().values()), sum(held["supervisor"]), sum(held["keeper"])
+        return held["router"][0] - self._kept(), sum(held["supervisor"]), sum(held["keeper"])
+
+    def _kept(self):
+        """The router's connections to workers, as the kernel has them: a fake may hold its end for longer."""
+        ports = {int(self.service.worker(name).detail.split("127.0.0.1:")[1].split(";")[0]) for name in TYPES}
+        ours = set(procfs.descriptors(self.service.status().router_pid).values())
+        with open("/proc/net/tcp") as lines:
+            rows = [line.split() for line in list(lines)[1:]]
+        return sum(int(row[2].rpartition(":")[2], 16) in ports and f"socket:[{row[9]}]" in ours for row in rows)
 
     @contextlib.contextmanager
     def watched(self):

@@ -98,13 +98,13 @@ class Client:
         return self.post("/resvisor/v1/jobs", {"type": "test", **fields})
 
 
-def wait_ready(service, timeout=60):
-    """Waits until the router, too, knows that workers of all types are ready."""
+def wait_front(service, timeout=60):
+    """Waits until ComfyUI's address answers: the router hears a moment after the supervisor that a worker is ready."""
     deadline = time.monotonic() + timeout
     while True:
         with Client(service) as client:
-            answer = client.get("/readyz")
-        if answer.status == 200:
+            answer = client.get("/users")
+        if answer.status != 503:
             return
         assert time.monotonic() < deadline, answer
         time.sleep(RETRY_STEP_S)

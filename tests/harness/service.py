@@ -22,6 +22,8 @@ FAULT_EXECUTOR = BUILD / "tests" / "fault_executor.so"
 SANITIZED = BUILD.name in ("asan", "tsan")
 THREE_TYPES = ("image", "video", "audio")
 
+STABLE = 5  # equal readings of what a process holds
+STABLE_POLL_S = 0.02
 START_S = 60 if SANITIZED else 20
 STOP_S = 30
 PR_SET_CHILD_SUBREAPER = 36
@@ -230,10 +232,11 @@ class Service:
             raise AssertionError(f"{error}\n{self.status()}\n{self.log()}") from None
 
     def wait_ready(self, timeout=START_S):
-        """All workers READY."""
+        """All workers READY, and the router, which has heard of them."""
         for type_status in self.status().types:
             for number in range(len(type_status.workers)):
                 self.wait_worker(type_status.name, number=number, timeout=timeout)
+        self.wait_router(timeout=timeout)
 
     def wait_router(self, other_than=0, timeout=START_S):
         """Waits for a router that answers; its pid."""
@@ -291,11 +294,23 @@ class Service:
         procfs.wait_until(quiet, timeout, "no loader and no other client")
         # The supervisor's answer to the router comes after the channels that still wait to be taken by it.
         self.cli("status", "--json")
+        # The router sees the end of that connection a moment later.
+        last = []
+
+        def same():
+            last.append(self.holdings())
+            return last[-STABLE:] == [last[-1]] * STABLE
+
+        procfs.wait_until(same, timeout, "holdings that stay the same", poll=STABLE_POLL_S)
 
     def assert_holdings(self, wanted, timeout=10.0):
-        """Waits until the holdings are as they were."""
+        """Waits until the holdings are as they were, or fewer."""
+
+        def no_more():
+            return all(now <= then for role, found in self.holdings().items() for now, then in zip(found, wanted[role]))
+
         try:
-            procfs.wait_until(lambda: self.holdings() == wanted, timeout)
+            procfs.wait_until(no_more, timeout)
         except AssertionError:
             detail = {role: procfs.descriptors(pid) for role, pid in self.pids().items()}
             raise AssertionError(f"holdings are {self.holdings()}, were {wanted}\n{detail}\n{self.log()}") from None

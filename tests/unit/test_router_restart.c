@@ -184,6 +184,7 @@ static void a_silent_worker_delays_a_new_router_by_five_seconds_only(void **stat
     expect_not_ready(&s, "a");
     assert_true(nn_recv(subscriber, &event, NN_MSG, 0) > 0); /* "a" has ended */
     (void)nn_freemsg(event);
+    expect_frame(s.supervisor, RV__FRAME__BODY_ROUTER_READY);
     assert_int_equal(ended_with(s.client, "a", STATE(FAILED)), CODE(JOB_LOST));
     assert_int_equal(submit_code(s.client, "b", plain), 0);
     worker_starts(worker, "b", 1);

@@ -23,8 +23,8 @@ LOAD_S = 600
 
 
 class Context:
-    def __init__(self, work, quick):
-        self.work, self.quick = pathlib.Path(work), quick
+    def __init__(self, work, quick, rounds=None):
+        self.work, self.quick, self.rounds = pathlib.Path(work), quick, rounds
         self.models = self.work / "models"
         self.models.mkdir(parents=True, exist_ok=True)
         self.missing = {}  # alternative: why it is not there

@@ -106,13 +106,14 @@ def main():
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", action="append", metavar="NAME")
     parser.add_argument("--json")
+    parser.add_argument("--rounds", type=int)
     parser.add_argument("--markdown", action="store_true")
     parser.add_argument("--work", default=str(pathlib.Path(os.environ["RESVISOR_BUILD"]).parent / "bench-work"))
     options = parser.parse_args()
     rows_of = PROGRAMS[options.program]
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))  # so that what was started is ended
-    context = Context(options.work, options.quick)
+    context = Context(options.work, options.quick, options.rounds)
     try:
         facts = conditions(options.program, context.work, options.quick)
         if not REPORTING.exists():  # there the host takes it back at once; rows that need it do it themselves
