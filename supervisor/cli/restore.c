@@ -89,10 +89,11 @@ static int restore_type(const struct rv_args *args, struct rv_error *err)
     for (uint32_t i = 0; i < config->type_count; i++)
         if (strcmp(config->types[i].name, name) == 0)
             type = &config->types[i];
-    if (!type)
-        r = rv_error_set(err, ENOENT, CODE(NO_SUCH_TYPE), "no workflow type \"%s\"",
+    if (!type) {
+        r = rv_error_set(err, ENOENT, CODE(NO_SUCH_TYPE), "the configuration has no workflow type \"%s\"",
                          rv_escape(shown, sizeof(shown), name, strlen(name)));
-    else if (strcmp(type->kind, "comfyui") != 0)
+        rv_error_remedy(err, "name the configuration that resvisor was started with: --config FILE");
+    } else if (strcmp(type->kind, "comfyui") != 0)
         r = rv_error_set(err, EINVAL, CODE(BAD_REQUEST),
                          "%s is of kind %s: only workers of kind comfyui have such files", type->name, type->kind);
     else

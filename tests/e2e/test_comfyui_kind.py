@@ -274,7 +274,7 @@ def test_restore_config_of_another_kind_or_no_type(make):
     service = make({"image": {}})
     service.config["types"]["plain"] = {"kind": "native", "executor": "image"}
     service.write_config()
-    for name, word in (("plain", "kind native"), ("nothing", "no workflow type")):
+    for name, word in (("plain", "kind native"), ("nothing", "no workflow type"), ("nothing", "--config FILE")):
         result = service.cli("restore-config", name, "-c", service.config_file, check=False)
         assert result.returncode != 0 and word in result.stderr
 

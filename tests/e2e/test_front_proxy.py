@@ -493,14 +493,15 @@ def test_a_worker_that_dies_is_replaced(stage):
 def test_a_primary_that_is_not_there(tmp_path):
     stage = Stage(tmp_path / "gone")
     try:
-        (stage.fakes["image"].folder / "main.py").write_text("raise SystemExit(78)\n")
+        (stage.fakes["image"].folder / "main.py").write_text("print('its page is missing\\n*** ERROR ***', flush=True)\nraise SystemExit(78)\n")
         procfs.kill(stage.pid("image"))
-        stage.service.wait_worker("image", state="FAILED")
+        last_exit = stage.service.wait_worker("image", state="FAILED").last_exit
+        assert last_exit.endswith(": its page is missing"), "the line of marks says nothing"
 
         def has_failed():
             answer = stage.get("/users")
             assert (answer.status, answer.headers["Retry-After"]) == (503, "2")
-            return error_of(answer) == "worker_failed"
+            return error_of(answer) == "worker_failed" and "`resvisor restart image`" in answer.json["error"]["details"]
 
         procfs.wait_until(has_failed, web.TIMEOUT_S, "the router's knowledge of it")
         assert stage.post("/settings/x", "1").status == 503

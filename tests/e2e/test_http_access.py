@@ -201,4 +201,4 @@ def test_a_token_file_that_others_can_read_is_refused(make_service):
 def test_localhost_and_ipv6(make_service):
     service = make_service({"http": {"listen": f"localhost:{web.free_port()}"}})
     service.start()
-    assert "HTTP is served at localhost:" in service.log()
+    assert "HTTP is served at http://localhost:" in service.log()

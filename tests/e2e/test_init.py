@@ -46,7 +46,9 @@ def test_the_file_is_good_and_says_what_was_found(place):
     result = init(place)
     file = place.parent / "resvisor.yaml"
     text = file.read_text()
-    assert "resvisor.yaml: written and good: ComfyUI 0.33.0, 1 model folders, 2 node packs" in result.stdout
+    assert "resvisor.yaml: written and good: ComfyUI 0.33.0, 1 model folder, 2 node packs" in result.stdout
+    assert f"interpreter: {place}/venv/bin/python, " in result.stdout and "`resvisor start -c resvisor.yaml`" in result.stdout
+    assert 'listen: "127.0.0.1:8188"' in text and "http://127.0.0.1:8188" in result.stdout
     assert f'directory: "{place}"' in text and f'python: "{place}/venv/bin/python"' in text  # the link, not what it leads to
     assert "#   pack-a\n#   pack-b\n" in text and "old.disabled" not in text and "__pycache__" not in text and "which has torch" in text
     assert f'- "{place}/models"' in text
@@ -67,7 +69,7 @@ def test_a_file_that_exists_is_not_replaced(place):
     file = place.parent / "mine.yaml"
     file.write_text("# mine\n")
     result = init(place, "-o", file, check=False)
-    assert result.returncode == REFUSED and "File exists" in result.stderr
+    assert result.returncode == REFUSED and "File exists; remove it, or give another name with --out" in result.stderr
     assert file.read_text() == "# mine\n" and len(list(place.parent.iterdir())) == 2
 
 

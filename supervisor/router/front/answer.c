@@ -60,10 +60,14 @@ void rv_front_answer_not_ready(struct rv_http_request *request, const struct rv_
     const struct rv_front *front = request->http->router->front;
     const struct rv_type *of = type ? type : front->primary;
 
-    if (of->failed)
-        rv_front_answer_error(request, 503, "worker_failed", "`resvisor restart` starts it again", RV_FRONT_RETRY_MS,
-                              "type %s has failed: %s", of->name, of->detail);
-    else
+    if (of->failed) {
+        char details[2 * RV_NAME_MAX + 96];
+
+        (void)snprintf(details, sizeof(details), "`resvisor logs %s` says more; `resvisor restart %s` starts it again",
+                       of->name, of->name);
+        rv_front_answer_error(request, 503, "worker_failed", details, RV_FRONT_RETRY_MS, "type %s has failed: %s",
+                              of->name, of->detail);
+    } else
         rv_front_answer_error(request, 503, "worker_not_ready", "try again in a moment", RV_FRONT_RETRY_MS,
                               "no worker of type %s is ready: it is starting or restarting", of->name);
 }

@@ -595,7 +595,7 @@ int rv_http_open(struct rv_router *router, struct rv_error *err)
     if (!http->daemon_event || !http->daemon_timer || !http->run_event || !http->accept_event || !http->accept_pause ||
         event_add(http->daemon_event, NULL) < 0 || event_add(http->accept_event, NULL) < 0)
         return rv_error_set(err, ENOMEM, RV_CODE(NO_MEMORY), "no memory to serve HTTP");
-    rv_log_info("HTTP is served at %s%s", text, router->setup->http_token[0] ? ", with a token" : "");
+    rv_log_info("HTTP is served at http://%s%s", text, router->setup->http_token[0] ? ", with a token" : "");
     return 0;
 }
 
