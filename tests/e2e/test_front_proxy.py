@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import json
 import re
+import select
 import uuid
 
 import pytest
@@ -115,6 +116,15 @@ def test_paths_with_and_without_api(stage, prefix):
     for path in ("/features", "/models", "/models/loras", "/embeddings", "/users", "/settings", "/i18n", "/internal/folder_paths"):
         assert stage.get(prefix + path).status == 200, path
         assert stage.fakes["image"].requests()[-1]["target"] == prefix + path
+
+
+def test_fields_named_by_a_second_connection_field_stay_here(stage):
+    with web.raw(stage.service) as sock:
+        fields = b"Connection: keep-alive\r\nX-Named: 1\r\nX-Own: 2\r\nConnection: close, X-Named\r\n"
+        sock.sendall(b"GET /fake_pack/who HTTP/1.1\r\nHost: localhost\r\n" + fields + b"\r\n")
+        assert b" 200 " in web.read_all(sock)
+    seen = {name.lower() for name, _ in stage.fakes["image"].requests("/fake_pack/who")[-1]["headers"]}
+    assert "x-own" in seen and "x-named" not in seen and "connection" not in seen
 
 
 def test_the_path_stays_as_it_came(stage):
@@ -280,6 +290,35 @@ def test_what_follows_an_answer_is_nobody_s(stage):
         assert client.get("/embeddings").json == []
 
 
+def test_an_answer_that_switches_protocols_is_a_bad_gateway(stage):
+    """What follows has no end, and no head that could be given on: the request stood still for ever."""
+    stage.fakes["image"].fault("* /fake_pack/*", "switch")
+    for answer in (stage.get("/fake_pack/who"), stage.post("/fake_pack/echo", b"x")):
+        assert (answer.status, error_of(answer)) == (502, "worker_answer_invalid")
+
+
+@pytest.mark.parametrize("status", ["000", "099"])
+def test_an_answer_with_a_status_that_is_none_is_a_bad_gateway(stage, status):
+    stage.fakes["image"].fault("GET /fake_pack/who", "status", status=status, body="x" * 300_000)
+    assert stage.get("/fake_pack/who").status == 502
+
+
+def test_a_folded_field_of_an_answer_is_not_given_on(stage):
+    stage.fakes["image"].fault("GET /fake_pack/who", "folded")
+    answer = stage.get("/fake_pack/who")
+    assert (answer.status, error_of(answer)) == (502, "worker_answer_invalid") and "Set-Cookie" not in answer.headers
+
+
+def test_an_answer_that_is_there_before_the_body_leaves_nothing_of_the_body_out(stage):
+    stage.fakes["image"].fault("POST /fake_pack/echo", "early")
+    for size in (100, 3 * MIB):
+        answer = stage.post("/fake_pack/echo", b"x" * size)
+        assert (answer.status, answer.body) == (200, b"early")
+        procfs.wait_until(lambda: {e["read"] for e in stage.fakes["image"].requests() if "read" in e} >= {size}, web.TIMEOUT_S)  # noqa: B023
+    stage.fakes["image"].clear()
+    assert stage.post("/fake_pack/echo", b"after").body == b"after"
+
+
 def test_a_slow_head_arrives(stage):
     stage.fakes["image"].fault("GET /features", "slow_head", step_ms=1)
     assert stage.get("/features").json == {}
@@ -381,10 +420,50 @@ def test_pages_of_elsewhere_are_refused(stage):
     assert len(stage.fakes["image"].requests()) == count
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_pictures_in_pages_of_elsewhere_are_refused(stage, site):
+    """A browser asks for them without an Origin, and shows a cookie to every port of a host. A link may be followed."""
+    foreign = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+    assert stage.get("/features", headers=foreign).status == 403
+    assert stage.get("/resvisor/v1/status", headers=foreign).status == 403
+    assert stage.get("/features", headers={**foreign, "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}).status == 200
+    assert stage.get("/manager/reboot", headers={**foreign, "Sec-Fetch-Mode": "navigate"}).status == 403
+    for own in ("same-origin", "none"):
+        assert stage.get("/features", headers={**foreign, "Sec-Fetch-Site": own}).status == 200
+
+
+@pytest.mark.parametrize("method", ["CONNECT", "TRACE", "get", "PROPFIND"])
+def test_methods_that_could_change_what_a_connection_is_are_not_passed_on(stage, method):
+    """aiohttp takes what follows a CONNECT for a tunnel's contents: the next client's request on that connection."""
+    count = len(stage.fakes["image"].requests())
+    for path in ("/features", "/prompt"):
+        status, found = web.exchange(stage.service, f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        assert status == 501 and b'"bad_request"' in found, found
+    assert len(stage.fakes["image"].requests()) == count
+
+
+def test_bodies_of_all_clients_have_one_limit(stage):
+    """Bodies of prompts that are not complete: 20 of nearly 16 MiB each."""
+    head = b"POST /prompt HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (15 * MIB)
+    before, data = stage.router_memory(), b" " * (15 * MIB - 1)
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(web.raw(stage.service)) for _ in range(20)]
+        for sock in socks:
+            sock.sendall(head + data)
+        socks[-1].sendall(b" ")
+        found = web.read_head(socks[-1])
+        assert found.startswith(b"HTTP/1.1 503 ") and b"\r\nRetry-After: " in found
+        assert stage.router_memory() - before < 300 * MIB
+        assert stage.post("/prompt", {"prompt": graph()}).status == 200  # a small one has room
+    procfs.wait_until(lambda: stage.post("/prompt", data + b" ").status == 400, web.TIMEOUT_S, "room again")
+
+
 def test_routes_for_the_router_are_nobody_else_s(stage):
-    answer = stage.post("/api/resvisor/validate", {"prompt": {}})
-    assert (answer.status, error_of(answer)) == (404, "not_found")
-    assert stage.fakes["image"].requests("/resvisor/validate") == []
+    count = len(stage.fakes["image"].requests("/resvisor/validate"))
+    for path in ("/api/resvisor/validate", "/%72esvisor/validate", "/api/%72esvisor/validate", "/api/resvisor//validate"):
+        answer = stage.post(path, {"prompt": {}})
+        assert (answer.status, error_of(answer)) == (404, "not_found")
+    assert len(stage.fakes["image"].requests("/resvisor/validate")) == count
 
 
 def test_a_reboot_needs_the_token(stage):
@@ -449,6 +528,25 @@ def test_a_worker_that_is_silent_is_given_up(tmp_path):
         stage.fakes["image"].fault("GET /embeddings", "half_body")
         with stage.client() as client, pytest.raises((http.client.HTTPException, ConnectionError)):
             client.get("/embeddings")
+    finally:
+        stage.fakes["image"].clear()
+        stage.service.end()
+
+
+def test_an_upload_waits_for_a_worker_that_is_busy(tmp_path):
+    """As long as http.worker_timeout allows: the client could not send more, so its own time does not run."""
+    stage = Stage(tmp_path / "busy", timeout="2s")
+    size = 64 * MIB
+    try:
+        stage.fakes["image"].fault("POST /fake_pack/echo", "stall_unread")
+        with web.raw(stage.service) as sock:
+            head = b"POST /fake_pack/echo HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
+            sent = send_until_it_stops(sock, head)
+            assert not select.select([sock], [], [], 7)[0]  # longer than three times http.timeout
+            stage.fakes["image"].clear()
+            sock.settimeout(web.TIMEOUT_S)
+            sock.sendall(b"x" * (size - sent))
+            assert web.read_head(sock).startswith(b"HTTP/1.1 502 ")
     finally:
         stage.fakes["image"].clear()
         stage.service.end()

@@ -413,6 +413,30 @@ def test_a_reader_that_stands_still_is_dropped(service, fake, held):
                 ws.receive()
 
 
+def test_what_waits_for_workers_that_do_not_read_is_bounded(service, fake, held):
+    """Both workers stand still, as one whose node holds Python's lock: what 12 clients send has no place in the router."""
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(connect(service, own_id(), wait=fake)) for _ in range(12)]
+        before = procfs.rss(service.status().router_pid)
+        for pid in pids(service):
+            os.kill(pid, signal.SIGSTOP)
+            stack.callback(os.kill, pid, signal.SIGCONT)
+        ends = []
+        for _ in range(32):  # what the kernel's sockets hold is not counted
+            for ws in [] if 1013 in ends else clients:
+                ws.sock.settimeout(20)
+                with contextlib.suppress(OSError):
+                    ws.send(b"x" * 1_000_000)
+                ws.sock.settimeout(0.01)
+                with contextlib.suppress(OSError):
+                    try:
+                        ws.receive()
+                    except Closed as closed:
+                        ends.append(closed.code)
+        assert 1013 in ends, ends
+        assert procfs.rss(service.status().router_pid) - before < 150_000_000
+
+
 @pytest.mark.parametrize(
     "data, code",
     [

@@ -29,6 +29,9 @@ after="body": the request's body is read first; reset=True: RST instead of FIN a
     huge_head       a head of kib=2048 KiB
     endless         a body without an end
     no_json         half a JSON document, well framed
+    early           a chunked answer of status=200 that is complete before a byte of the request's body is read, which is then noted
+    switch          101, and bytes without an end
+    folded          a good answer, but a field of its head goes on in the next line
 `GET /ws` is a request too. Frames of WebSockets: fake.push(pid, client, kind, …), then="end" or "reset" to end the connection:
     text (text=), binary (bytes=, count=; a preview of type 1), fragments (text=), pings (count=), close (code=1001), end, reset,
     and broken ones: half_frame (bytes=), half_head, masked, reserved, unknown_opcode, bad_utf8, huge_length, lone_continuation,

@@ -139,10 +139,11 @@ static void arrays_done(struct rv_front_gather *gather)
     answer_joined(gather, true, false);
 }
 
-static void gather_types(struct rv_http_request *request, void (*done)(struct rv_front_gather *gather), bool cache)
+static void gather_types(struct rv_http_request *request, void (*done)(struct rv_front_gather *gather), bool cache,
+                         uint64_t answer_max)
 {
     struct rv_front_gather *gather;
-    struct rv_front_call_options options = {.method = "GET", .path = request->uri};
+    struct rv_front_call_options options = {.method = "GET", .path = request->uri, .answer_max = answer_max};
 
     if (rv_front_is_pinned(request)) {
         rv_front_pass_on(request);
@@ -161,17 +162,17 @@ static void gather_types(struct rv_http_request *request, void (*done)(struct rv
 
 void rv_front_object_info(struct rv_http_request *request)
 {
-    gather_types(request, nodes_done, true);
+    gather_types(request, nodes_done, true, RV_FRONT_ANSWER_MAX);
 }
 
 void rv_front_object_info_one(struct rv_http_request *request)
 {
-    gather_types(request, class_done, false);
+    gather_types(request, class_done, false, RV_FRONT_ANSWER_MAX);
 }
 
 void rv_front_extensions(struct rv_http_request *request)
 {
-    gather_types(request, arrays_done, false);
+    gather_types(request, arrays_done, false, RV_FRONT_ANSWER_MAX);
 }
 
 /* ---- system_stats ----------------------------------------------------------------------------------------------- */
@@ -279,7 +280,7 @@ static void stats_done(struct rv_front_gather *gather)
 
 void rv_front_system_stats(struct rv_http_request *request)
 {
-    gather_types(request, stats_done, false);
+    gather_types(request, stats_done, false, RV_FRONT_BODY_MAX); /* a tree is built of it */
 }
 
 /* ---- free ------------------------------------------------------------------------------------------------------- */

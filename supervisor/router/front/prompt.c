@@ -16,6 +16,7 @@
 #define VALIDATE_PATH "/resvisor/validate"
 #define VALIDATE_US (10 * RV_SEC) /* a worker that is asked whether a prompt is good; then it is taken as it is */
 #define VALIDATE_ANSWER_MAX (8u * 1024 * 1024)
+#define NODE_ERRORS_KEPT (64u * 1024) /* bytes of them, of a prompt that has ended */
 #define SETTLE_RETRY_MS 1000u
 
 struct rv_front_posting {
@@ -179,7 +180,18 @@ static bool is_worth_an_entry(const struct rv_job_record *job)
            (job->attempts > 0 || (job->error_code != RV_CODE(CANCELLED) && job->error_code != RV_CODE(SHUTTING_DOWN)));
 }
 
-void rv_front_prompts_job_ending(struct rv_front *front, struct rv_job_record *job)
+/* What its validation said is for the queue, and for who sends the same prompt again: thousands of records stay. */
+static void forget_validation(struct rv_front_prompt *prompt)
+{
+    free(prompt->outputs);
+    prompt->outputs = NULL;
+    if (!prompt->node_errors || strlen(prompt->node_errors) <= NODE_ERRORS_KEPT)
+        return;
+    free(prompt->node_errors);
+    prompt->node_errors = NULL;
+}
+
+static void add_entry(struct rv_front *front, struct rv_job_record *job)
 {
     struct rv_shape shape = {0};
     struct rv_shape_prompt prompt;
@@ -200,6 +212,13 @@ void rv_front_prompts_job_ending(struct rv_front *front, struct rv_job_record *j
     if (fd < 0 || rv_results_add(front->router, job, RV_HISTORY_NAME, RV_HISTORY_TYPE, fd, shape.length) < 0)
         rv_log_warning("job %s failed, and there is no memory for its entry of the history", job->id);
     rv_shape_fini(&shape);
+}
+
+void rv_front_prompts_job_ending(struct rv_front *front, struct rv_job_record *job)
+{
+    add_entry(front, job);
+    if (job->prompt)
+        forget_validation(job->prompt);
 }
 
 /* ---- refusals ---------------------------------------------------------------------------------------------------- */

@@ -7,6 +7,7 @@
  * answer has begun: the client gets an error; within it: its connection is closed before the end that was promised.
  */
 #include <errno.h>
+#include <event2/event.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -168,12 +169,16 @@ static size_t on_head(char *line, size_t size, size_t count, void *context)
         long status = 0;
 
         (void)curl_easy_getinfo(x->transfer.easy, CURLINFO_RESPONSE_CODE, &status);
+        if (status < 100 || status == 101) /* nobody asked for 101; what follows is no answer, and has no end */
+            return 0;
         x->status = (unsigned)status;
         x->head_done = status >= 200;
         if (x->head_done)
             rv_front_touch(&x->transfer);
         return all;
     }
+    if (*line == ' ' || *line == '\t') /* a folded field: RFC 9112 section 5.2 leaves it to us to refuse it */
+        return 0;
     if (length > 5 && strncasecmp(line, "HTTP/", 5) == 0) {
         drop_head(x);
         return all;
@@ -198,7 +203,8 @@ static bool waits_for_client(const struct rv_front_transfer *transfer)
 {
     const struct rv_front_exchange *x = (const struct rv_front_exchange *)transfer;
 
-    return x->down_paused || (x->up_paused && !x->up_ended);
+    /* While it sends, it does not read: an answer that has begun waits for that. */
+    return x->request->stage == RV_HTTP_ANSWER ? x->down_paused : x->up_paused && !x->up_ended;
 }
 
 /* libcurl goes on with what waited for us, and may call back from here. */
@@ -389,8 +395,8 @@ static void advance(struct rv_front_transfer *transfer)
 
 struct fields {
     struct rv_front_exchange *exchange;
-    const char *connection;
-    bool hide_token, failed, has_accept, has_content_type;
+    struct rv_http_head head;
+    bool hide_token, has_accept, has_content_type;
 };
 
 static bool is_named(const char *name, size_t length, const char *word)
@@ -411,37 +417,44 @@ static int pass_cookies(struct fields *fields, const char *name, size_t name_len
     return r;
 }
 
-static enum MHD_Result pass_field(void *context, enum MHD_ValueKind kind, const char *name, size_t name_length,
-                                  const char *value, size_t value_length)
+/* There may be several fields `Connection`: together they are one list. */
+static bool is_hop(const struct rv_http_head *head, const struct rv_http_field *field)
 {
-    struct fields *fields = context;
+    bool found = rv_front_field_is_hop(field->name, field->name_length, "", 0);
 
-    (void)kind;
-    if (rv_front_field_is_hop(name, name_length, fields->connection, strlen(fields->connection)) ||
-        is_named(name, name_length, "Content-Length") || is_named(name, name_length, "Expect") ||
-        (fields->hide_token && is_named(name, name_length, "Authorization")))
-        return MHD_YES;
-    fields->has_accept |= is_named(name, name_length, "Accept");
-    fields->has_content_type |= is_named(name, name_length, "Content-Type");
-    if (fields->hide_token && value && is_named(name, name_length, "Cookie"))
-        fields->failed |= pass_cookies(fields, name, name_length, value, value_length) < 0;
-    else if (rv_front_transfer_field(&fields->exchange->transfer, name, name_length, value ? value : "",
-                                     value ? value_length : 0) < 0)
-        fields->failed = true;
-    return MHD_YES;
+    for (unsigned i = 0; i < head->field_count && !found; i++)
+        found =
+            is_named(head->fields[i].name, head->fields[i].name_length, "Connection") &&
+            rv_front_field_is_hop(field->name, field->name_length, head->fields[i].value, head->fields[i].value_length);
+    return found;
+}
+
+static int pass_field(struct fields *fields, const struct rv_http_field *field)
+{
+    const char *name = field->name;
+    size_t length = field->name_length;
+
+    if (is_hop(&fields->head, field) || is_named(name, length, "Content-Length") || is_named(name, length, "Expect") ||
+        (fields->hide_token && is_named(name, length, "Authorization")))
+        return 0;
+    fields->has_accept |= is_named(name, length, "Accept");
+    fields->has_content_type |= is_named(name, length, "Content-Type");
+    if (fields->hide_token && is_named(name, length, "Cookie"))
+        return pass_cookies(fields, name, length, field->value, field->value_length);
+    return rv_front_transfer_field(&fields->exchange->transfer, name, length, field->value, field->value_length);
 }
 
 static int pass_fields(struct rv_front_exchange *x)
 {
     static const char *const unwanted[] = {"Expect:", "Accept:", "Content-Type:"};
     struct rv_http_request *request = x->request;
-    const char *connection = MHD_lookup_connection_value(request->connection, MHD_HEADER_KIND, "Connection");
-    struct fields fields = {.exchange = x,
-                            .connection = connection ? connection : "",
-                            .hide_token = request->http->router->setup->http_token[0] != '\0'};
+    struct fields fields = {.exchange = x, .hide_token = request->http->router->setup->http_token[0] != '\0'};
     bool there[3];
+    int r = 0;
 
-    (void)MHD_get_connection_values_n(request->connection, MHD_HEADER_KIND, pass_field, &fields);
+    rv_http_read_head(request, request->method, "", &fields.head);
+    for (unsigned i = 0; i < fields.head.field_count && r == 0; i++)
+        r = pass_field(&fields, &fields.head.fields[i]);
     there[0] = false;
     there[1] = fields.has_accept;
     there[2] = fields.has_content_type;
@@ -452,7 +465,7 @@ static int pass_fields(struct rv_front_exchange *x)
             return -ENOMEM;
         x->transfer.fields = longer;
     }
-    return fields.failed ? -ENOMEM : 0;
+    return r;
 }
 
 static void set_method(struct rv_front_exchange *x, const char *method)
@@ -479,12 +492,14 @@ static void set_method(struct rv_front_exchange *x, const char *method)
 static int prepare(struct rv_front_exchange *x, struct rv_worker_entry *worker)
 {
     struct rv_http_request *request = x->request;
-    int r = rv_front_transfer_init(&x->transfer, request->http->router->front, worker);
-    CURL *easy = x->transfer.easy;
+    CURL *easy;
+    int r;
 
+    x->transfer.advance = advance;
+    r = rv_front_transfer_init(&x->transfer, request->http->router->front, worker);
     if (r < 0)
         return r;
-    x->transfer.advance = advance;
+    easy = x->transfer.easy;
     x->transfer.waits_for_client = waits_for_client;
     x->transfer.limit_us = request->http->router->setup->http_worker_timeout_ms * RV_MSEC;
     x->up_ended = !request->framing.has_body || request->stage == RV_HTTP_WORK;
@@ -526,8 +541,10 @@ void rv_front_pass_on_to(struct rv_http_request *request, struct rv_worker_entry
     } else {
         request->exchange = x;
         x->asked[worker->type - request->http->router->types] = true;
-        if (rv_front_transfer_start(&x->transfer) < 0)
+        if (rv_front_transfer_start(&x->transfer) < 0) {
+            x->answered = x->transfer.done = true;
             rv_http_refuse(request, 0, RV_CODE(NO_MEMORY), "no memory to pass the request on");
+        }
     }
     request->waiting = false;
     request->front_gone = NULL;
@@ -590,13 +607,16 @@ size_t rv_front_take(struct rv_http_request *request, const char *data, size_t l
     struct rv_front_exchange *x = request->exchange;
     size_t n;
 
-    if (x->answered) { /* the worker did not want it; the client reads when it has sent all */
+    /* The worker did not want it (libcurl sends no more after such an answer); the client reads when it has sent all.
+     */
+    if (x->answered && (x->transfer.done || x->status >= 300)) {
         request->body_beyond += length;
         return length;
     }
     n = buffer_put(&x->up, data, length);
     if (n < length) {
         x->blocked = true;
+        (void)event_del(request->deadline); /* the worker's time runs, not the client's */
         rv_http_suspend(request);
     }
     go_on(x, true, false);

@@ -96,10 +96,30 @@ static bool is_ours(const char *uri, const char *path)
     return strncmp(uri, path, n) == 0 && (uri[n] == '\0' || uri[n] == '/' || uri[n] == '?');
 }
 
+/* aiohttp takes a CONNECT for the beginning of a tunnel, and what others send on that connection for its contents. */
+static bool is_passed_on(const char *method)
+{
+    static const char *const known[] = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"};
+
+    for (unsigned i = 0; i < sizeof(known) / sizeof(known[0]); i++)
+        if (strcmp(method, known[i]) == 0)
+            return true;
+    return false;
+}
+
+/* Where a request is until it is admitted. There may be no memory for the answer that refuses it: then it ends here,
+ * and a worker does not see it. */
+static void end_without_answer(struct rv_http_request *request)
+{
+    (void)request;
+}
+
+static const struct rv_front_route nowhere = {"", "**", RV_FRONT_HANDLE, false, false, 0, end_without_answer};
+
 bool rv_front_check(struct rv_http_request *request, const char *method, const struct rv_http_head *head)
 {
     static const char *const ours[] = {"/healthz", "/readyz", "/metrics", "/resvisor"};
-    const struct rv_front_route *route = &routes[sizeof(routes) / sizeof(routes[0]) - 1];
+    const struct rv_front_route *route;
     const char *why = "";
     unsigned status;
 
@@ -108,10 +128,14 @@ bool rv_front_check(struct rv_http_request *request, const char *method, const s
     for (unsigned i = 0; i < sizeof(ours) / sizeof(ours[0]); i++)
         if (is_ours(request->uri, ours[i]))
             return false;
-    request->front = route; /* from here on errors have ComfyUI's shape */
+    request->front = &nowhere; /* from here on errors have ComfyUI's shape */
     status = rv_front_parse_target(request->uri, request->uri_length, &request->target, &request->api, &why);
     if (status) {
         rv_http_refuse(request, status, RV_CODE(BAD_REQUEST), "%s", why);
+        return true;
+    }
+    if (!is_passed_on(method)) {
+        rv_http_refuse(request, 501, RV_CODE(BAD_REQUEST), "this method is not passed on to ComfyUI");
         return true;
     }
     if (let_in(request, method)) {
@@ -121,7 +145,6 @@ bool rv_front_check(struct rv_http_request *request, const char *method, const s
     route = rv_front_find_route(method, request->target.segments, request->target.segment_count, request->api);
     if (!rv_http_check_client(request, head, route->operator? RV_HTTP_OPERATOR : RV_HTTP_CLIENT))
         return true;
-    request->front = route;
     if (route->action == RV_FRONT_HANDLE) {
         request->body_max = route->body_max;
         if (request->framing.length > route->body_max) {
@@ -130,6 +153,7 @@ bool rv_front_check(struct rv_http_request *request, const char *method, const s
             return true;
         }
     }
+    request->front = route;
     request->close = !request->framing.keep_alive;
     return true;
 }

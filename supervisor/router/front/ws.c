@@ -9,6 +9,7 @@
 #include <sys/random.h>
 #include <sys/socket.h>
 
+#include "clock.h"
 #include "log.h"
 #include "ws.h"
 
@@ -16,7 +17,6 @@
 #define KEEPALIVE_STEP_S 15
 #define KEEPALIVE_COUNT 4
 #define TARGET_MAX (RV_WS_REQUEST_MAX / 2)
-#define TOTAL_FROM (64u * 1024) /* shorter messages do not bring the total to its limit */
 
 static void on_message(struct rv_ws_link *link, bool text, const uint8_t *bytes, size_t length);
 static void on_drained(struct rv_ws_link *link);
@@ -38,15 +38,29 @@ static size_t unsent_total(const struct rv_front_ws *ws)
 
 void rv_ws_client_send(struct rv_ws_client *client, bool text, const void *bytes, size_t length)
 {
-    if (length >= TOTAL_FROM && unsent_total(client->ws) + length > RV_WS_UNSENT_TOTAL) {
+    if (rv_ws_link_unsent(&client->socket) + length >= RV_WS_COUNTED_FROM &&
+        unsent_total(client->ws) + length > RV_WS_UNSENT_TOTAL) {
         rv_ws_link_close(&client->socket, 1013, "too much waits for clients that do not read", false);
         return;
     }
     (void)rv_ws_link_send(&client->socket, text, bytes, length);
     if (!client->choked && rv_ws_link_unsent(&client->socket) > RV_WS_UNSENT_HIGH) {
+        struct timeval limit = rv_timeval(RV_WS_CHOKED_US);
+
         client->choked = true;
         rv_ws_upstreams_pause(client, true);
+        (void)event_add(client->choke_timer, &limit);
     }
+}
+
+/* ComfyUI sends to its sockets in turn: one that is not read keeps events from all others of that worker. */
+static void on_choked_long(int fd, short what, void *context)
+{
+    struct rv_ws_client *client = context;
+
+    (void)fd;
+    (void)what;
+    rv_ws_link_close(&client->socket, 1013, "it reads too slowly", false);
 }
 
 static void on_drained(struct rv_ws_link *link)
@@ -56,6 +70,7 @@ static void on_drained(struct rv_ws_link *link)
     if (!client->choked)
         return;
     client->choked = false;
+    (void)event_del(client->choke_timer);
     rv_ws_upstreams_pause(client, false);
     if (client->status_due)
         rv_ws_client_send_status(client, NULL);
@@ -131,6 +146,8 @@ static void client_destroy(struct rv_ws_client *client)
     ws->client_count--;
     (void)MHD_upgrade_action(client->handle, MHD_UPGRADE_ACTION_CLOSE);
     event_active(ws->front->router->http->run_event, EV_TIMEOUT, 0); /* without it, nothing would close the socket */
+    if (client->choke_timer)
+        event_free(client->choke_timer);
     free(client->flags);
     free(client->target);
     free(client->host);
@@ -232,7 +249,8 @@ static void on_upgraded(void *context, struct MHD_Connection *connection, void *
     TAILQ_INSERT_TAIL(&ws->clients, client, link);
     ws->client_count++;
     prepare_socket(socket);
-    if (rv_ws_verdicts_init(client) < 0 || !fill_client(client, request) ||
+    client->choke_timer = event_new(ws->front->router->base, -1, 0, on_choked_long, client);
+    if (rv_ws_verdicts_init(client) < 0 || !client->choke_timer || !fill_client(client, request) ||
         rv_ws_link_init(&client->socket, ws->front->router->base, socket, true, RV_WS_CLIENT_MESSAGE_MAX, &handlers,
                         client) < 0) {
         client_destroy(client);

@@ -18,7 +18,10 @@
 #define RV_WS_WORKER_MESSAGE_MAX (64u * 1024 * 1024) /* of a worker's: pictures come this way */
 #define RV_WS_UNSENT_HIGH (4u * 1024 * 1024) /* bytes that wait for a client: from then on its workers are not read */
 #define RV_WS_UNSENT_TOTAL (256u * 1024 * 1024)  /* that wait for all clients: who would get more is dropped */
+#define RV_WS_CHOKED_US (60 * UINT64_C(1000000)) /* by then it must be read: the workers wait with it */
 #define RV_WS_UNSENT_WORKER (8u * 1024 * 1024)   /* that wait for a worker, of one client */
+#define RV_WS_UNSENT_WORKERS (64u * 1024 * 1024) /* that wait for all workers, of all clients */
+#define RV_WS_COUNTED_FROM (64u * 1024)          /* what a socket has less is not looked at for the totals */
 #define RV_WS_FLAGS_MAX (64u * 1024)             /* of a feature_flags message that is kept for replaying */
 #define RV_WS_UPSTREAMS_MAX 2048u                /* our sockets to workers */
 #define RV_WS_PROMPTS_KEPT 32u                   /* per client: prompts whose start or end it was told */
@@ -28,6 +31,7 @@
 #define RV_WS_CONNECT_US (10 * UINT64_C(1000000))
 #define RV_WS_LEAVE_US (10 * UINT64_C(1000000)) /* how long a worker may take to answer when nobody waits for that */
 #define RV_WS_REST_US UINT64_C(1000000)         /* before a worker is tried again; doubles up to the next */
+#define RV_WS_WARN_US (10 * UINT64_C(1000000))  /* between two lines in the log about sockets to workers */
 #define RV_WS_REST_MAX_US (30 * UINT64_C(1000000))
 
 struct MHD_UpgradeResponseHandle;
@@ -68,7 +72,7 @@ struct rv_ws_client {
     unsigned next_prompt;
     struct rv_ws_verdict_list verdicts;
     unsigned verdict_count;
-    struct event *verdict_timer;
+    struct event *verdict_timer, *choke_timer;
 };
 
 enum rv_ws_upstream_state {
@@ -102,6 +106,7 @@ struct rv_front_ws {
     struct rv_ws_upstream_list upstreams;
     unsigned client_count, upstream_count;
     bool stopping;
+    uint64_t quiet_until; /* no line in the log before */
     struct event *status_event, *wake_event;
 };
 

@@ -83,6 +83,17 @@ static void on_rested(int fd, short what, void *context)
     connect_to(context);
 }
 
+/* Clients that come and go would fill the log. */
+static bool may_warn(struct rv_front_ws *ws)
+{
+    uint64_t now = rv_now_us();
+
+    if (now < ws->quiet_until)
+        return false;
+    ws->quiet_until = now + RV_WS_WARN_US;
+    return true;
+}
+
 /* It is tried again while its worker is ready: one that restarts brings a new socket by being ready again. */
 static void fail(struct rv_ws_upstream *upstream, const char *why)
 {
@@ -93,7 +104,8 @@ static void fail(struct rv_ws_upstream *upstream, const char *why)
         destroy(upstream);
         return;
     }
-    if (upstream->failures++ == 1) /* the first time it may be the worker's end, of which we hear in a moment */
+    /* The first time it may be the worker's end, of which we hear in a moment. */
+    if (upstream->failures++ == 1 && may_warn(upstream->ws))
         rv_log_warning("a client's socket to worker %s does not stay open: %s; trying again", upstream->worker, why);
     for (unsigned i = 1; i < upstream->failures && rest < RV_WS_REST_MAX_US; i++)
         rest *= 2;
@@ -278,8 +290,9 @@ void rv_ws_upstream_add(struct rv_ws_client *client, const struct rv_worker_entr
     bool taken = false;
 
     if (ws->upstream_count >= RV_WS_UPSTREAMS_MAX || !(upstream = calloc(1, sizeof(*upstream)))) {
-        rv_log_warning("a client gets no events of worker %s: %u sockets to workers are open", worker->name,
-                       ws->upstream_count);
+        if (may_warn(ws))
+            rv_log_warning("a client gets no events of worker %s: %u sockets to workers are open", worker->name,
+                           ws->upstream_count);
         return;
     }
     upstream->ws = ws;
@@ -394,17 +407,37 @@ void rv_ws_upstreams_leave(struct rv_ws_client *client)
     }
 }
 
+static size_t unsent_total(const struct rv_front_ws *ws)
+{
+    const struct rv_ws_upstream *upstream;
+    size_t total = 0;
+
+    TAILQ_FOREACH (upstream, &ws->upstreams, link)
+        total += rv_ws_link_unsent(&upstream->socket);
+    return total;
+}
+
 void rv_ws_upstreams_send(struct rv_ws_client *client, bool text, const uint8_t *bytes, size_t length)
 {
     struct rv_ws_upstream *upstream;
+    size_t total = 0;
 
     TAILQ_FOREACH (upstream, &client->ws->upstreams, link) {
+        size_t waiting;
+
         if (upstream->client != client || !has_socket(upstream))
             continue;
-        if (rv_ws_link_unsent(&upstream->socket) + length > RV_WS_UNSENT_WORKER)
+        waiting = rv_ws_link_unsent(&upstream->socket) + length;
+        if (waiting >= RV_WS_COUNTED_FROM && total == 0)
+            total = unsent_total(client->ws);
+        if (waiting > RV_WS_UNSENT_WORKER) {
             rv_ws_link_abort(&upstream->socket, "it does not read what clients send to it");
-        else
-            (void)rv_ws_link_send(&upstream->socket, text, bytes, length);
+        } else if (waiting >= RV_WS_COUNTED_FROM && total + length > RV_WS_UNSENT_WORKERS) {
+            rv_ws_link_close(&client->socket, 1013, "too much waits for workers that do not read", false);
+            return;
+        } else if (rv_ws_link_send(&upstream->socket, text, bytes, length) == 0) {
+            total += total ? length : 0;
+        }
     }
 }
 

@@ -63,6 +63,8 @@ struct rv_http_request {
     char *body;
     size_t body_length, body_room, body_max;
     uint64_t body_beyond; /* bytes that were too many */
+    size_t body_counted;  /* in http->body_bytes */
+    bool body_no_room;
 
     rv_http_render *render;
     struct MHD_Response *response;
@@ -94,6 +96,7 @@ struct rv_http {
     struct rv_http_request *arriving; /* being given to libmicrohttpd */
     bool running;                     /* libmicrohttpd is on the stack */
     unsigned count, streams;
+    uint64_t body_bytes; /* of bodies that are read whole */
     uint64_t answers[6]; /* by the status' first digit */
     uint64_t refused_connections, expired_connections;
 };

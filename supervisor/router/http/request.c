@@ -121,9 +121,30 @@ static bool check_browser(struct rv_http_request *request, const struct rv_http_
     return true;
 }
 
+static bool field_is(const struct rv_http_head *head, const char *name, const char *value)
+{
+    const struct rv_http_field *field = rv_http_find(head, name, NULL);
+
+    return field && field->value_length == strlen(value) && strncasecmp(field->value, value, strlen(value)) == 0;
+}
+
+/*
+ * A picture or a script of another page is asked for without an Origin, and a cookie is shown to all ports of a host.
+ * Browsers say where such a request comes from. A link to this page may be followed, but not to what an operator does.
+ */
+static bool check_site(struct rv_http_request *request, const struct rv_http_head *head, enum rv_http_access access)
+{
+    if (!rv_http_find(head, "Sec-Fetch-Site", NULL) || field_is(head, "Sec-Fetch-Site", "same-origin") ||
+        field_is(head, "Sec-Fetch-Site", "none") ||
+        (access < RV_HTTP_OPERATOR && field_is(head, "Sec-Fetch-Mode", "navigate")))
+        return true;
+    rv_http_refuse(request, 0, RV_CODE(NOT_PERMITTED), "pages of other origins are not admitted");
+    return false;
+}
+
 bool rv_http_check_client(struct rv_http_request *request, const struct rv_http_head *head, enum rv_http_access access)
 {
-    return check_browser(request, head) && check_token(request, head, access);
+    return check_browser(request, head) && check_site(request, head, access) && check_token(request, head, access);
 }
 
 static bool check_content(struct rv_http_request *request, const struct rv_http_head *head,
@@ -218,8 +239,8 @@ void rv_http_check(struct rv_http_request *request, const char *method, const ch
         return;
     }
     route = find_route(request, method);
-    if (!route || !check_browser(request, &head) || !check_token(request, &head, route->access) ||
-        !check_content(request, &head, route) || !check_queries(request, route))
+    if (!route || !rv_http_check_client(request, &head, route->access) || !check_content(request, &head, route) ||
+        !check_queries(request, route))
         return;
     request->close = !request->framing.keep_alive;
     request->route = route;

@@ -30,6 +30,8 @@
 #define POOL_BYTES (32u * 1024) /* of libmicrohttpd per connection: holds the head */
 #define DISCARD_MAX (8u * 1024 * 1024)    /* bytes of a body that are read only to answer that they are too many */
 #define UNWANTED_MAX (256u * 1024 * 1024) /* the same of a body that a worker has refused */
+#define BODIES_MAX (256ull * 1024 * 1024) /* of bodies that are read whole, those of all requests together */
+#define BODY_SMALL (64u * 1024)           /* so many bytes of a body are taken in any case */
 #define RUNS_PER_TURN 4u
 #define LAST_TURNS 4u /* at the end, for answers that are on their way */
 
@@ -181,6 +183,9 @@ static void request_reset(struct rv_http_request *request)
     request->body_length = request->text_length = request->piece_length = request->piece_at = 0;
     request->body_room = 0;
     request->body_beyond = 0;
+    request->http->body_bytes -= request->body_counted;
+    request->body_counted = 0;
+    request->body_no_room = false;
     request->has_uri = request->streaming = request->due = false;
     request->route = NULL;
     request->front = NULL;
@@ -245,9 +250,11 @@ static enum MHD_Result add_to_body(struct rv_http_request *request, const char *
 {
     size_t wanted = request->body_length + length + 1;
 
-    if (request->body_beyond || request->body_length + length > request->body_max) {
+    request->body_no_room = request->body_no_room || (request->body_length + length > BODY_SMALL &&
+                                                      request->http->body_bytes + length > BODIES_MAX);
+    if (request->body_no_room || request->body_beyond || request->body_length + length > request->body_max) {
         request->body_beyond += length;
-        return request->body_beyond > DISCARD_MAX ? MHD_NO : MHD_YES;
+        return request->body_beyond > (request->body_no_room ? request->body_max : DISCARD_MAX) ? MHD_NO : MHD_YES;
     }
     if (wanted > request->body_room) { /* what is announced at once, else twice as much each time */
         size_t room = request->framing.length && !request->body_room ? request->framing.length + 1 : 2 * wanted;
@@ -260,6 +267,8 @@ static enum MHD_Result add_to_body(struct rv_http_request *request, const char *
     }
     memcpy(request->body + request->body_length, data, length);
     request->body_length += length;
+    request->body_counted += length;
+    request->http->body_bytes += length;
     request->body[request->body_length] = '\0';
     return MHD_YES;
 }
@@ -270,8 +279,12 @@ static void work(struct rv_http_request *request)
     (void)event_del(request->deadline);
     if (request->body_beyond) {
         request->close = true;
-        rv_http_refuse(request, 0, RV_CODE(TOO_LARGE), "the request's body is larger than %u KiB",
-                       (unsigned)(request->body_max / 1024));
+        if (request->body_no_room)
+            rv_http_refuse(request, 503, RV_CODE(LIMIT),
+                           "the bodies of all requests have %llu MiB, as much as they may", BODIES_MAX >> 20);
+        else
+            rv_http_refuse(request, 0, RV_CODE(TOO_LARGE), "the request's body is larger than %u KiB",
+                           (unsigned)(request->body_max / 1024));
         return;
     }
     request->inside = true;
@@ -295,7 +308,7 @@ static enum MHD_Result pass_on(struct rv_http_request *request, const char *data
     if (request->stage == RV_HTTP_BODY) {
         request->stage = RV_HTTP_WORK;
         (void)event_del(request->deadline);
-        if (!request->response && !request->gone)
+        if (!request->gone)
             rv_front_end_body(request);
         if (!request->response && !request->gone) {
             rv_http_suspend(request);

@@ -167,6 +167,25 @@ async def no_json(request, rule):
     request.writer.write(head(rule, "Content-Type: application/json", "Content-Length: 9", "Connection: close") + b'{"half": ')
 
 
+async def early(request, rule):
+    """Answers, and only then reads the body."""
+    request.writer.write(head(rule, "Transfer-Encoding: chunked") + b"5\r\nearly\r\n0\r\n\r\n")
+    await request.writer.drain()
+    note(read=len(await request.read()), target=request.target)
+
+
+async def switch(request, rule):
+    """Another protocol, which nobody asked for."""
+    request.writer.write(b"HTTP/1.1 101 Fake\r\nUpgrade: other\r\nConnection: Upgrade\r\n\r\n")
+    while rules.is_there(rule):
+        request.writer.write(b"x" * PIECE)
+        await request.writer.drain()
+
+
+async def folded(request, rule):
+    request.writer.write(head(rule, "X-Own: a", " Set-Cookie: b=c", "Content-Length: 2", "Connection: close") + b"{}")
+
+
 async def finish(request, rule):
     """The end of a fault: FIN, or RST when the rule says so."""
     try:
@@ -182,7 +201,7 @@ KINDS = {
     f.__name__: f
     for f in (
         hang, stall_unread, slow_head, half_head, close, status, long_length, short_length, bad_length, two_lengths, cut_chunk,
-        bad_chunk, half_body, garbage, huge_head, endless, no_json,
+        bad_chunk, half_body, garbage, huge_head, endless, no_json, early, switch, folded,
     )  # fmt: skip
 }
 
