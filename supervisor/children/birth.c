@@ -234,6 +234,11 @@ static void look(struct birth *b)
         adopt(b, pid, pidfd);
         return;
     }
+    /* One that ends for its changed files has left the further requests unread: those go to the new one. */
+    if (rv_template_is_leaving(b->template)) {
+        fail(b, RV_FORK_RENEWED, why);
+        return;
+    }
     rv_log_warning("a worker that %s forked is not taken: %s", rv_template_name(b->template), why);
     fail(b, RV_FORK_FAILED, why);
 }

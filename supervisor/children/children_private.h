@@ -82,7 +82,8 @@ void rv_births_fini(struct rv_supervisor *s);
 
 /* What a template must do to be told of: template.c. */
 void rv_template_counts_fork(struct rv_template *t);
-void rv_template_listen(struct rv_template *t); /* reads what it has said already */
+void rv_template_listen(struct rv_template *t);           /* reads what it has said already */
+bool rv_template_is_leaving(const struct rv_template *t); /* its files have changed; another one follows */
 void rv_template_is_hung(struct rv_template *t, const char *reason);
 
 /* worker.c: those who wait for a template look again. */

@@ -89,8 +89,10 @@ static void keep_line(struct rv_log *log, const char *text, uint32_t length)
 
     if (n < 0)
         return;
-    if ((size_t)n >= sizeof(line))
+    if ((size_t)n >= sizeof(line)) { /* escapes have made it longer; it is a line all the same */
         n = (int)sizeof(line) - 1;
+        line[n - 1] = '\n';
+    }
     ring_add(log, line, (uint32_t)n);
     for (uint32_t i = 0; i < c->follower_count; i++)
         if (strcmp(c->followers[i].type, log->type) == 0)
@@ -196,12 +198,24 @@ static bool admit(struct rv_log *log, size_t length)
     return false;
 }
 
+/* The last whole line of what is not kept: how a child ended is most often its last one. */
+static void remember_last(struct rv_log *log, const char *text, size_t length)
+{
+    const char *end = memrchr(text, '\n', length), *before = end ? memrchr(text, '\n', (size_t)(end - text)) : NULL;
+    const char *start = before ? before + 1 : text;
+
+    if (!end || end == start)
+        return;
+    (void)rv_escape(log->last, sizeof(log->last), start, (uint64_t)(end - start));
+}
+
 /* Counts what is not kept. The line under way is not whole any more. */
 static void leave_out(struct rv_log *log, const char *text, size_t length)
 {
     log->cut_bytes += length;
     for (const char *p = text; (p = memchr(p, '\n', length - (size_t)(p - text))); p++)
         log->cut_lines++;
+    remember_last(log, text, length);
     log->line_length = 0;
     log->line_cut = text[length - 1] != '\n';
 }
@@ -272,6 +286,8 @@ static void close_pipe(struct rv_log *log)
     if (is_cut(log)) {
         (void)event_del(log->cut_timer);
         say_cut(log);
+        if (log->last[0])
+            say_of(log, "its last line was: %s", log->last);
     }
     log->cut_seen = 0;
 }

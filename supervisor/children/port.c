@@ -22,6 +22,7 @@
 #define BACKLOG 128
 #define HOLDER_SOCKETS_MAX 8u      /* listening sockets of one port that are looked for */
 #define HOLDER_PROCESSES_MAX 8192u /* looked at; further ones are not */
+#define HOLDER_LINKS_MAX 20000u    /* their descriptors: some ten ms, in which the supervisor does nothing else */
 #define HOLDER_COMMAND_MAX 120u    /* bytes of its command line that are shown */
 #define TCP_LISTEN_STATE 0x0A      /* in /proc/net/tcp */
 
@@ -52,7 +53,7 @@ static unsigned listening_sockets(unsigned port, char found[HOLDER_SOCKETS_MAX][
     return count;
 }
 
-static bool process_has(const char *pid, char sockets[HOLDER_SOCKETS_MAX][48], unsigned count)
+static bool process_has(const char *pid, char sockets[HOLDER_SOCKETS_MAX][48], unsigned count, unsigned *links)
 {
     char path[64], target[64];
     struct dirent *entry;
@@ -63,7 +64,7 @@ static bool process_has(const char *pid, char sockets[HOLDER_SOCKETS_MAX][48], u
     folder = opendir(path);
     if (!folder)
         return false; /* another user's, or gone */
-    while (!has && (entry = readdir(folder))) {
+    while (!has && (*links)++ < HOLDER_LINKS_MAX && (entry = readdir(folder))) {
         ssize_t n = readlinkat(dirfd(folder), entry->d_name, target, sizeof(target) - 1);
 
         if (n <= 0)
@@ -101,16 +102,16 @@ static void describe(const char *pid, char *buffer, size_t size)
 static void find_holder(unsigned port, char *buffer, size_t size)
 {
     char sockets[HOLDER_SOCKETS_MAX][48];
-    unsigned count = listening_sockets(port, sockets), looked_at = 0;
+    unsigned count = listening_sockets(port, sockets), looked_at = 0, links = 0;
     DIR *folder = count ? opendir("/proc") : NULL;
     struct dirent *entry;
 
     buffer[0] = '\0';
-    while (folder && looked_at < HOLDER_PROCESSES_MAX && (entry = readdir(folder))) {
+    while (folder && looked_at < HOLDER_PROCESSES_MAX && links < HOLDER_LINKS_MAX && (entry = readdir(folder))) {
         if (!isdigit((unsigned char)entry->d_name[0]))
             continue;
         looked_at++;
-        if (process_has(entry->d_name, sockets, count)) {
+        if (process_has(entry->d_name, sockets, count, &links)) {
             describe(entry->d_name, buffer, size);
             break;
         }

@@ -127,6 +127,7 @@ static void on_exit_template(struct rv_supervisor *s, struct rv_child *child, co
     struct rv_template *t = (struct rv_template *)child;
     bool was_stable = t->record->ready_us && rv_now_us() - t->record->ready_us >= STABLE_US;
 
+    rv_births_read(s); /* while its state still says why it ended */
     t->record->ready_us = 0;
     (void)snprintf(t->record->last_exit, sizeof(t->record->last_exit), "%s%s%s%s", report->text,
                    t->record->state == RV_WORKER_STARTING ? ", before it was ready" : "", t->parting[0] ? ": " : "",
@@ -179,9 +180,10 @@ static int spawn(struct rv_template *t, struct rv_error *err)
     env[n] = NULL;
     make_command(t->type, argv);
     if (r >= 0)
-        r = rv_child_spawn(s, &t->child,
-                           &(struct rv_spawn_options){RV_CHILD_TEMPLATE, t->record->id, t->type->python, argv, env, NULL, NULL, 0},
-                           err);
+        r = rv_child_spawn(
+            s, &t->child,
+            &(struct rv_spawn_options){RV_CHILD_TEMPLATE, t->record->id, t->type->python, argv, env, NULL, NULL, 0},
+            err);
     for (unsigned i = 0; i < count; i++)
         free(own[i]);
     return r;
@@ -300,6 +302,11 @@ void rv_template_listen(struct rv_template *t)
 {
     if (t->child.session)
         rv_peer_drain(t->child.session->peer);
+}
+
+bool rv_template_is_leaving(const struct rv_template *t)
+{
+    return t->record->state == RV_WORKER_DRAINING;
 }
 
 void rv_template_is_hung(struct rv_template *t, const char *reason)

@@ -243,6 +243,7 @@ static void spawn_failed(struct rv_worker *w, const struct rv_error *err)
     rv_log_error("worker %s %s; tried again in 1 s", w->record->id, w->record->last_exit);
     set_state(w, RV_WORKER_BACKOFF);
     arm(w, SPAWN_RETRY_US);
+    rv_workers_next_turn(w->supervisor); /* it may have had it */
 }
 
 /* Somebody else has its port: tried again until it is free, said when it is news. */

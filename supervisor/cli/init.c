@@ -105,6 +105,7 @@ static int write_file(const char *path, const struct rv_comfyui *found, struct r
     struct rv_config *config = NULL;
     char temporary[PATH_MAX], *problems = NULL;
     size_t length = 0;
+    bool incomplete;
     FILE *out, *report = open_memstream(&problems, &length);
     int n = snprintf(temporary, sizeof(temporary), "%s.%d.new", path, (int)getpid()), r, fd;
 
@@ -119,8 +120,11 @@ static int write_file(const char *path, const struct rv_comfyui *found, struct r
         goto out;
     }
     write_config(out, found);
-    if (fclose(out) != 0) {
-        r = rv_error_set(err, errno, CODE(FILE), "%s cannot be written: %s", temporary, strerror(errno));
+    errno = 0;
+    incomplete = fflush(out) != 0 || ferror(out);
+    if (fclose(out) != 0 || incomplete) {
+        r = rv_error_set(err, errno ? errno : EIO, CODE(FILE), "%s cannot be written: %s", temporary,
+                         strerror(errno ? errno : EIO));
         goto remove;
     }
     sources.file = temporary;

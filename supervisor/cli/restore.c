@@ -98,8 +98,11 @@ static int restore_type(const struct rv_args *args, struct rv_error *err)
                          "%s is of kind %s: only workers of kind comfyui have such files", type->name, type->kind);
     else
         r = set_environment(type, err);
-    for (uint32_t i = 0; r >= 0 && type && i < type->workers; i++)
-        r = restore_worker(type, i, err);
+    for (uint32_t i = 0, count = r >= 0 && type ? type->workers : 0; i < count; i++) {
+        int one = restore_worker(type, i, err); /* what one cannot have back says nothing of the others */
+
+        r = r < 0 ? r : one;
+    }
     rv_config_destroy(config);
     return r < 0 ? r : 0;
 }

@@ -152,3 +152,27 @@ def test_an_unknown_function_is_left_alone(hooks):
 def test_the_hooks_know_this_torch(hooks):
     known = list(inspect.signature(torch.nn.Module.load_state_dict).parameters)
     assert known[:4] == ["self", "state_dict", "strict", "assign"]
+
+
+def test_a_scalar_from_a_list_of_one_keeps_its_dtype(hooks, load):
+    module = torch.nn.Linear(4, 4)
+    module.scale = torch.nn.Parameter(torch.zeros(()))
+    given = {"weight": hooks.pool.take(torch.randn(4, 4)), "bias": torch.zeros(4), "scale": torch.tensor([2.5], dtype=torch.float64)}
+    load(module, given)
+    assert module.scale.dtype == torch.float32 and module.scale.item() == 2.5 and hooks.pool.owner(module.weight)
+
+
+def test_parameters_of_other_names_in_the_file_are_copied(hooks, load):
+    """Such as the two of weight_norm, which old files name in another way: assigned, they would have the file's dtype."""
+    module = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4, dtype=torch.float64))
+    given = {"weight_g": torch.ones(4, 1), "weight_v": hooks.pool.take(torch.randn(4, 4)), "bias": torch.zeros(4)}
+    result = load(module, given)
+    assert not result.missing_keys and not result.unexpected_keys and hooks.report.fallbacks == 1
+    assert {value.dtype for value in module.parameters()} == {torch.float64}
+
+
+def test_notes_at_parameters_stay(hooks, load):
+    module = torch.nn.Linear(4, 4)
+    module.weight.note = "of a pack"
+    load(module, {"weight": hooks.pool.take(torch.randn(4, 4)), "bias": torch.zeros(4)})
+    assert module.weight.note == "of a pack" and hooks.report.fallbacks == 1

@@ -184,6 +184,19 @@ def test_check_looks_at_the_warm_up(make, tmp_path, content, word):
 # ---- settings files ----
 
 
+def test_the_last_words_after_a_flood_are_the_reason_of_the_end(make):
+    service = make({"image": {"max_deaths": 1, "env": {"STUB_FLOOD_LINES": "100000", "STUB_LAST_WORDS": "the last words"}}}).start()
+    found = service.wait_worker("image", "FAILED", timeout=60)
+    assert found.last_exit.endswith(": the last words"), found
+    assert "image/0: its last line was: the last words" in service.cli("logs", "image").stdout
+
+
+def test_a_line_that_escapes_make_longer_stays_one_line(make):
+    service = make({"image": {"env": {"STUB_WORDS": "\\\\x01" * 1000 + "\\nthe next line"}}}).start()
+    service.wait_ready(60)
+    assert "image/0: the next line" in service.cli("logs", "image").stdout.splitlines()
+
+
 SETTINGS = {"Comfy.ColorPalette": "dark", "Comfy.Locale": "en"}
 
 
@@ -215,6 +228,7 @@ def test_truncated_settings_are_named_kept_and_restored_on_request(make):
         ("", ":1:1: ", "it is empty"),
         ("- a\n- b\n", ":1:1: ", "must be a map"),
         ("a:\n  base_path: /x\n  vae: 3\n", ":3:3: ", "vae of a must be a text"),
+        ("a:\n  base_path: 2020-99-99\n", ":1:1: ", "no YAML: month must be in 1..12"),
     ],
 )
 def test_a_damaged_extra_model_paths_file_is_named(make, tmp_path, content, place, word):
@@ -223,6 +237,37 @@ def test_a_damaged_extra_model_paths_file_is_named(make, tmp_path, content, plac
     service = make({"image": {"args": ["--extra-model-paths-config", str(path)]}}).start()
     found = service.wait_worker("image", "FAILED", timeout=60)
     assert f"{path}{place}" in found.last_exit and word in found.last_exit
+
+
+def test_a_restored_file_stays_who_could_read_it_and_a_link_stays_a_link(make, tmp_path):
+    service = make({"image": {}}).start()
+    service.wait_ready(60)
+    target = write(tmp_path / "dotfiles" / "settings.json", SETTINGS)
+    target.chmod(0o600)
+    link = service.state / "users" / "default" / "comfy.settings.json"
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(target)
+    service.cli("restart", "image", timeout=60)
+    target.write_text('{"a": ' + "9" * 5000 + "}")  # digits that Python's own parser refuses in another way
+    assert service.cli("restart", "image", timeout=60, check=False).returncode != 0
+    assert "no JSON" in service.wait_worker("image", "FAILED").last_exit
+    service.cli("restore-config", "image", "-c", service.config_file)
+    assert link.is_symlink() and json.loads(target.read_text()) == SETTINGS and target.stat().st_mode & 0o777 == 0o600
+    (copy,) = (service.state / "good-copies").glob("*-comfy.settings.json")
+    assert copy.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_damaged_file_without_a_copy_is_an_error_and_the_other_workers_get_theirs(make):
+    service = make({"image": {"workers": 2}}).start()
+    service.wait_ready(60)
+    first = service.state / "users" / "default" / "comfy.settings.json"
+    second = write(service.state / "image-1" / "user" / "default" / "comfy.settings.json", SETTINGS)
+    service.cli("restart", "image", timeout=60)
+    write(first, "{")
+    write(second, "{")
+    result = service.cli("restore-config", "image", "-c", service.config_file, check=False)
+    assert result.returncode != 0 and "no good copy is kept of it" in result.stdout
+    assert "image/1: " in result.stdout and json.loads(second.read_text()) == SETTINGS
 
 
 def test_restore_config_of_another_kind_or_no_type(make):

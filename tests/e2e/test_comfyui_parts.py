@@ -115,3 +115,68 @@ def test_a_prompt_is_judged_by_any_comfyui():
     good, bad = [200, {"node_errors": {}, "outputs_to_execute": ["9"]}], [400, {"error": {"type": "bad"}, "node_errors": {}}]
     wanted = [[*good, 0, {"new": 1}], [*bad, 0, {"old": 1}], [*good, 0, {"new": 1}], [*good, 1, {"old": 1}]]
     assert found == [wanted] * 3
+
+
+def test_a_process_that_was_stopped_has_no_loop_that_stands_still():
+    """Also a library that reads a large model and keeps Python's lock meanwhile: nobody could have answered."""
+    pause, seconds, reasons = run_python(
+        None,
+        """
+        import json, threading, types
+        from resvisor.comfyui import monitor
+
+        now, late, reasons = [1000.0], [0.0, 300.0], []
+        monitor.time = types.SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0, localtime=lambda at: at, strftime=lambda *found: "")
+
+        class Wake:
+            def wait(self, seconds):
+                now[0] += seconds + (late.pop(0) if late else 0.0)
+
+            def clear(self):
+                pass
+
+        loop = types.SimpleNamespace(call_soon_threadsafe=lambda function: None)  # it never answers
+        found = monitor.Monitor(types.SimpleNamespace(loop=loop), None, 60.0)
+        found._wake, found.end = Wake(), reasons.append
+        found._watch()
+        print(json.dumps([300.0, now[0] - 1000.0, reasons]))
+        """,
+    )
+    assert len(reasons) == 1 and "stands still for 60 s" in reasons[0]
+    assert seconds == 30 + pause + 60
+
+
+def test_folders_given_by_a_relative_path_lie_in_comfyuis_folder():
+    assert run_python(
+        None,
+        """
+        import json, pathlib
+        from resvisor.comfyui.folders import Folders
+
+        def folders(*arguments):
+            found = Folders("/state", "image/0", True, pathlib.Path("/comfyui"), list(arguments))
+            return [str(found.base), str(found.user)]
+
+        print(json.dumps([folders(), folders("--base-directory", "b", "--user-directory=u"), folders("--user-directory", "/u")]))
+        """,
+    ) == [["/comfyui", "/state/comfyui/users"], ["/comfyui/b", "/comfyui/u"], ["/comfyui", "/u"]]
+
+
+def test_texts_and_names_that_are_no_unicode_come_back_with_a_mark():
+    """Half a surrogate pair in a text of a node, or a file whose name is not UTF-8: no reason to lose the others."""
+    found = run_python(
+        None,
+        """
+        import json
+        from resvisor.comfyui import files
+
+        made = []
+        class Job:
+            def add_output(self, name, data, content_type):
+                made.append([name, bytes(data).decode()])
+
+        files.attach(Job(), files.find_outputs({"1": {"text": ["a" + chr(0xD800), "b"]}}))
+        print(json.dumps([made, files._unique("x" + chr(0xDCFF) + ".png", set())]))
+        """,
+    )
+    assert found == [[["node-1.txt", "a?"], ["node-1-2.txt", "b"]], "x?.png"]

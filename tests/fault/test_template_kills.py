@@ -1,6 +1,7 @@
 """A template, the process between it and a worker, and the worker: each killed or stopped at each moment of a fork."""
 
 import pathlib
+import signal
 
 import pytest
 from harness import procfs, standin
@@ -140,6 +141,30 @@ def test_a_restart_in_the_middle_of_a_fork(service, comfy):
     worker = wait_again(service, 2)
     assert "forked from" in worker.detail
     assert worker.pid == left or not procfs.alive(left)
+
+
+def test_requests_that_a_leaving_template_left_unread_go_to_the_new_one(make_service, comfy, tmp_path):
+    service = make_service()
+    service.config["types"] = {"image": comfy.type(tmp_path / "state", workers=3)}
+    service.start()
+    service.wait_ready(60)
+    before = template(service)
+    procfs.kill(before.pid, signal.SIGSTOP)
+    with open(comfy.folder / "comfy" / "utils.py", "a") as file:
+        file.write("\nEDITED = True\n")
+    workers = service.type("image").workers
+    for worker in workers:
+        procfs.kill(worker.pid)
+
+    def asked():
+        return all(worker.state == "STARTING" and worker.pid == 0 for worker in service.type("image").workers)
+
+    procfs.wait_until(asked, 10, "three requests that nobody reads")
+    procfs.kill(before.pid, signal.SIGCONT)
+    for number in range(3):
+        found = service.wait_worker("image", starts=2, number=number, timeout=60)
+        assert "forked from template/0" in found.detail, found
+    assert template(service).starts == 2
 
 
 def test_the_supervisors_end_takes_the_template_along(service):

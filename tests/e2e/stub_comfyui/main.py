@@ -17,6 +17,9 @@ if os.environ.get("STUB_DEAF"):  # does not end when asked; says which signals c
         signal.signal(number, lambda got, frame: print("got", signal.Signals(got).name, flush=True))
 for _ in range(int(os.environ.get("STUB_FLOOD_LINES", "0"))):
     print("a line of the flood, which is not interesting at all", flush=False)
+print(os.environ.get("STUB_WORDS", "").encode().decode("unicode_escape"), flush=True)
+if os.environ.get("STUB_LAST_WORDS"):
+    sys.exit(os.environ["STUB_LAST_WORDS"])
 
 
 async def serve(found, address, port):

@@ -153,7 +153,8 @@ class Plain:
                 return executed
             if event["type"] == "executing":
                 executed.append(str(data["node"]))
-        await self.process.wait()  # its server has closed the connection
+        with contextlib.suppress(asyncio.TimeoutError):  # its server has closed the connection; mostly it ends
+            await asyncio.wait_for(self.process.wait(), STOP_S)
         self.check()
         raise Failed("the plain ComfyUI closed the connection")
 

@@ -66,7 +66,7 @@ def _find(entry: dict[str, Any]) -> str:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    stem, suffix = os.path.splitext(name)
+    stem, suffix = os.path.splitext(name.encode(errors="replace").decode())  # files may have bytes that are no text
     number = 1
     while True:
         extra = "" if number == 1 else f"-{number}"
@@ -107,12 +107,12 @@ def attach(job: Job, found: list[Output]) -> None:
                 if output.path:
                     pack.write(output.path, output.name)
                 else:
-                    pack.writestr(output.name, output.text)
+                    pack.writestr(output.name, output.text.encode(errors="replace"))
         job.add_output(ARCHIVE, archive.getbuffer(), "application/zip")
         return
     for output in found:
         if not output.path:
-            job.add_output(output.name, output.text, output.content_type)
+            job.add_output(output.name, output.text.encode(errors="replace"), output.content_type)
             continue
         with open(output.path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -56,11 +56,11 @@ class Folders:
     def __init__(self, root: str, worker: str, primary: bool, directory: pathlib.Path, arguments: list[str]) -> None:
         self.name = worker.replace("/", "-")
         self.directory = directory
-        self.base = pathlib.Path(peek(arguments, "--base-directory") or directory)
+        self.base = directory / (peek(arguments, "--base-directory") or "")  # it runs in its folder
         state = pathlib.Path(root or default_state_folder()) / "comfyui"
         self.own = state / self.name
         users = state / USERS if primary and worker.endswith("/0") else self.own / "user"
-        self.user = pathlib.Path(peek(arguments, "--user-directory") or users)
+        self.user = directory / (peek(arguments, "--user-directory") or users)
         self.good = (state if self.user == state / USERS else self.own) / "good-copies"
         self.own_output = self.base / "output" / self.name
 

@@ -206,11 +206,17 @@ class Hooks:
             raise _Unfit("it has tied parameters, and assigning would untie them")
         if any(type(value) is not torch.nn.Parameter for value in own.values()):
             raise _Unfit("it has parameters of a kind of their own")
+        if any(vars(value) for value in own.values()):
+            raise _Unfit("it has notes at its parameters, which would be lost")
         buffers = dict(module.named_buffers(remove_duplicate=False))
+        if _renames(module) and not own.keys() | buffers.keys() >= state_dict.keys():
+            raise _Unfit("it gives parameters other names while it loads")
         skipped = _custom_prefixes(module)
         prepared = collections.OrderedDict()
         for name, value in state_dict.items():
             target = own.get(name, buffers.get(name))
+            if target is not None and isinstance(value, torch.Tensor) and (target.dim(), value.shape) == (0, (1,)):
+                value = value[0]  # so torch takes it
             if target is None or not isinstance(value, torch.Tensor) or value.shape != target.shape:
                 prepared[name] = value  # unexpected, or wrong: the original says so
             elif name.startswith(skipped):
@@ -274,6 +280,11 @@ class Hooks:
         private = torch.nn.Parameter(torch.empty_like(before), requires_grad=before.requires_grad)
         setattr(obj, name, private)
         log(f"{attr} of {path_of} is written to: {size(private.numel() * private.element_size())} are private now")
+
+
+def _renames(module: Any) -> bool:
+    """Functions are called with the state_dict first, as those that know names of before."""
+    return any(getattr(child, "_load_state_dict_pre_hooks", None) for child in module.modules())
 
 
 def _custom_prefixes(module: Any) -> tuple[str, ...]:

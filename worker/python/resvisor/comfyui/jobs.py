@@ -185,7 +185,7 @@ class Jobs:
         self.executed: list[str] = []  # the nodes that the last prompt ran
 
     def run(self, job: Job) -> None:
-        """Runs a job to its end. PromptThreadDied = the job has failed, and so has this process."""
+        """Runs a job to its end. PromptThreadDied = this process can run nothing any more, and the job ends with it."""
         began = time.monotonic()
         self.entry = None
         try:
@@ -207,9 +207,8 @@ class Jobs:
             log(f"job {job.id} failed: {error}")
             self._add_history_if_possible(job)
             job.fail(str(error), error.code)
-        except PromptThreadDied as error:
-            job.fail(str(error))
-            raise
+        except PromptThreadDied:
+            raise  # were the job failed first, this process would get the next one, and take that along
         except files.Missing as error:
             job.fail(f"an output is missing: {error}")
         except Error as error:

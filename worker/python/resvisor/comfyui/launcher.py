@@ -128,8 +128,7 @@ class Launcher:
                 jobs.run(job)
             os.kill(os.getpid(), signal.SIGINT)
         except PromptThreadDied as error:
-            log(f"{error}")
-            self._leave(1)
+            self._end(str(error))  # its last line, which becomes the reason of the job's end
         except SystemExit as error:
             log(str(error))
             self._leave(EXIT_CONFIG)
@@ -214,14 +213,17 @@ def restore(options: argparse.Namespace) -> int:
     """For `resvisor restore-config`: of one worker, which need not run."""
     directory = pathlib.Path(os.path.abspath(options.main))
     folders = Folders(options.state, options.restore, options.primary, directory, options.arguments)
+    left = found = 0
     try:
-        done = list(Settings(folders, options.arguments).restore())
+        for good, line in Settings(folders, options.arguments).restore():
+            found, left = found + 1, left + (not good)
+            print(f"{options.restore}: {line}", flush=True)
     except OSError as error:
         print(f"resvisor: {options.restore}: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
-    for line in done or ["no settings file is damaged"]:
-        print(f"{options.restore}: {line}")
-    return 0
+    if not found:
+        print(f"{options.restore}: no settings file is damaged")
+    return 1 if left else 0
 
 
 def main(arguments: list[str], preloaded: "Preloaded | None" = None) -> int:

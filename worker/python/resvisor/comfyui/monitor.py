@@ -17,6 +17,7 @@ BUSY_S = 5.0  # between two questions while a prompt runs
 IDLE_S = 30.0
 STUCK_S = 10.0  # without an answer: shown
 NODE_S = 10.0  # a node that runs for so long is shown
+LATE_S = 1.0  # this thread woke up so much too late: then nobody's turn came, and it says nothing of the loop
 
 
 class Monitor:
@@ -58,8 +59,11 @@ class Monitor:
         while True:
             with self._lock:
                 busy = self._node is not None or self._asked_at > 0
-            self._wake.wait(BUSY_S if busy else IDLE_S)
+            pause_s = BUSY_S if busy else IDLE_S
+            began = time.monotonic()
+            self._wake.wait(pause_s)
             self._wake.clear()
+            self._woke_late(time.monotonic() - began - pause_s)
             self._ask()
             stuck_s = self.stuck_s()
             if self.limit_s and stuck_s >= self.limit_s:
@@ -73,6 +77,12 @@ class Monitor:
                 stuck = not stuck
                 if stuck:
                     log(f"ComfyUI's event loop stands still; {self.where()}")
+
+    def _woke_late(self, late_s: float) -> None:
+        """The process was stopped, or a library that reads a model kept Python's lock: the loop could not have answered."""
+        with self._lock:
+            if late_s >= LATE_S and self._asked_at:
+                self._asked_at += late_s
 
     def _ask(self) -> None:
         loop = self.server.loop

@@ -81,6 +81,8 @@ def _json(path: pathlib.Path, text: str) -> Damage | None:
         return Damage(path, error.lineno, error.colno, f"no JSON: {error.msg}")
     except RecursionError:
         return Damage(path, 1, 1, "no JSON: too deep")
+    except ValueError as error:  # a number of thousands of digits
+        return Damage(path, 1, 1, f"no JSON: {error}")
     if not isinstance(found, dict):
         return Damage(path, 1, 1, "no JSON object")
     return None
@@ -100,6 +102,8 @@ def _yaml(path: pathlib.Path, text: str) -> Damage | None:
         return Damage(path, mark.line + 1 if mark else 1, mark.column + 1 if mark else 1, f"no YAML: {reason}")
     except RecursionError:
         return Damage(path, 1, 1, "no YAML: too deep")
+    except (ValueError, TypeError, OverflowError) as error:  # what looks like a date or a number, and is none
+        return Damage(path, 1, 1, f"no YAML: {error}")
     if not isinstance(found, dict):
         return Damage(path, 1, 1, "it is empty" if found is None else "it must be a map of names to folders")
     for name, entry in found.items():
@@ -164,7 +168,7 @@ class Settings:
             if copy.exists() and copy.read_bytes() == data:
                 return
             copy.parent.mkdir(parents=True, exist_ok=True)
-            _write(copy, data)
+            _write(copy, data, os.stat(path))
         except OSError as error:
             log(f"no copy of {path} is kept: {copy}: {error.strerror}")
 
@@ -179,25 +183,33 @@ class Settings:
             f"then `resvisor restart {type_name}`"
         )
 
-    def restore(self) -> Iterator[str]:
-        """Puts the good copies of damaged files back, and says in words what was done. OSError."""
+    def restore(self) -> Iterator[tuple[bool, str]]:
+        """Puts the good copies of damaged files back, and says for each: is it good now, and what was done. OSError."""
         for damage in self.look():
             copy = self.copy_of(damage.path)
             if not copy.exists():
-                yield f"{damage}; no good copy is kept of it"
+                yield False, f"{damage}; no good copy is kept of it"
                 continue
-            aside = damage.path.with_name(f"{damage.path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
-            if damage.path.exists():
-                os.replace(damage.path, aside)
-            _write(damage.path, copy.read_bytes())
-            yield f"{damage}; restored from {copy}; the damaged one is {aside.name} now"
+            path = pathlib.Path(os.path.realpath(damage.path))  # a link stays one
+            aside = path.with_name(f"{path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
+            owner = os.stat(path if path.exists() else copy)
+            if path.exists():
+                os.replace(path, aside)
+            _write(path, copy.read_bytes(), owner)
+            yield True, f"{damage}; restored from {copy}; the damaged one is {aside.name} now"
 
 
-def _write(path: pathlib.Path, data: bytes) -> None:
-    """All of it or nothing, also when the machine stops in between."""
+def _write(path: pathlib.Path, data: bytes, like: os.stat_result) -> None:
+    """All of it or nothing, also when the machine stops in between. like: who may read and write it."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.unlink(missing_ok=True)  # of a process that died
     try:
-        with open(beside, "wb") as file:
+        # Whoever may write to the folder must not have us write elsewhere by a link.
+        fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "wb") as file:
+            if os.geteuid() == 0:
+                os.fchown(fd, like.st_uid, like.st_gid)
+            os.fchmod(fd, like.st_mode & 0o777)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
