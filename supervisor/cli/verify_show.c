@@ -108,6 +108,10 @@ static void judge_run(const struct rv_verify *verify, unsigned number, struct ve
     if (!json_is_true(json_object_get(run->report, "pooled")))
         add_reason(verdict, "run %u (%c): worker %s is unpooled, so what ComfyUI reads is not known", number + 1,
                    letter, run->worker);
+    if (!verify->same_seed && json_array_size(json_object_get(run->report, "executed")) == 0)
+        add_reason(verdict,
+                   "run %u (%c, after a switch) computed nothing, so it shows nothing: give a workflow with a seed",
+                   number + 1, letter);
     if (warm > 0 && (double)run->run_us > verify->factor * (double)warm)
         add_reason(verdict, "run %u (%c, after a switch) took %s, %.2f times the warm %s", number + 1, letter, time,
                    (double)run->run_us / (double)warm, reference);

@@ -89,6 +89,17 @@ def test_the_same_seed_is_answered_from_the_cache(service, files):
     assert verify(service, *PATIENT, "--same-seed", *files).stdout.count("computed nothing: ComfyUI answered it") >= 1
 
 
+def test_a_switch_that_computes_nothing_is_not_good(service, tmp_path):
+    for name in ("a.json", "b.json"):
+        graph = {
+            "1": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64, "batch_size": 1, "color": 0}},
+            "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": name[0]}},
+        }
+        (tmp_path / name).write_text(json.dumps(graph))
+    found = answer(service, tmp_path / "a.json", tmp_path / "b.json", "-t", "A=image", "-t", "B=video", code=NOT_GOOD)
+    assert any("computed nothing" in reason for reason in found["reasons"]), found
+
+
 def test_too_slow_after_a_switch_is_not_good(service, tmp_path):
     """B leaves a file, and A takes 3 s when it is there."""
     for name, kind in (("a.json", "TestPause"), ("b.json", "TestTouch")):
