@@ -190,7 +190,7 @@ struct rv_counters {
     uint64_t started_us;
     uint64_t next_incarnation, next_lease;
     uint64_t loads, failed_loads, read_bytes, disk_bytes;
-    uint64_t attaches, warm_attaches, warm_bytes, load_us;
+    uint64_t attaches, warm_attaches, warm_bytes, saved_us, load_us;
     uint64_t worker_deaths, router_deaths;
     uint32_t clients, leases;
 };

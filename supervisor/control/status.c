@@ -173,6 +173,7 @@ static void fill_counters(const struct rv_counters *counters, Resvisor__V1__Stat
     status->attaches = counters->attaches;
     status->warm_attaches = counters->warm_attaches;
     status->warm_bytes = counters->warm_bytes;
+    status->saved_us = counters->saved_us;
     status->worker_deaths = counters->worker_deaths;
     status->router_deaths = counters->router_deaths;
 }

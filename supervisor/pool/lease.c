@@ -144,6 +144,7 @@ void rv_lease_grant(struct rv_session *session, uint64_t id, struct rv_generatio
     if (!waited) {
         session->supervisor->state.counters.warm_attaches++;
         session->supervisor->state.counters.warm_bytes += generation->bytes;
+        session->supervisor->state.counters.saved_us += generation->load_us;
     }
     rv_session_send(session, &frame, fds, generation->arena_count + 1);
 }

@@ -453,12 +453,15 @@ def test_metrics_are_prometheus_text(client):
     assert metric(text, "resvisor_pool_bytes") > 4 << 20
 
 
-def test_warm_bytes_are_counted(served, client):
-    before = metric(client.get("/metrics").body.decode(), "resvisor_warm_bytes_total")
+def test_warm_bytes_and_saved_time_are_counted(served, client):
+    before = client.get("/metrics").body.decode()
     client.post(f"{V1}/types/test/restart")
     served.wait_worker("test", starts=2)
-    after = metric(client.get("/metrics").body.decode(), "resvisor_warm_bytes_total")
-    assert after - before == client.get(f"{V1}/models/small").json["bytes"]
+    after = client.get("/metrics").body.decode()
+    name = "resvisor_warm_bytes_total"
+    assert metric(after, name) - metric(before, name) == client.get(f"{V1}/models/small").json["bytes"]
+    name = "resvisor_saved_seconds_total"
+    assert 0 < metric(after, name) - metric(before, name) <= metric(after, "resvisor_model_load_seconds_total")
 
 
 def test_the_front_is_off_unless_configured(faulty):

@@ -33,32 +33,6 @@ bool rv_front_path_matches(const char *const *segments, unsigned count, const ch
 
 /* ---- targets ---------------------------------------------------------------------------------------------------- */
 
-static int digit_of(char c)
-{
-    return c >= '0' && c <= '9' ? c - '0' : (c | 0x20) >= 'a' && (c | 0x20) <= 'f' ? (c | 0x20) - 'a' + 10 : -1;
-}
-
-/* Decodes in place. False = a bad escape, a NUL, or no UTF-8. */
-static bool decode(char *text, bool plus_is_blank)
-{
-    char *to = text;
-
-    for (const char *p = text; *p; p++) {
-        if (*p == '%') {
-            int high = digit_of(p[1]), low = high < 0 ? -1 : digit_of(p[2]);
-
-            if (low < 0 || (high == 0 && low == 0))
-                return false;
-            *to++ = (char)(high * 16 + low);
-            p += 2;
-        } else {
-            *to++ = *p == '+' && plus_is_blank ? ' ' : *p;
-        }
-    }
-    *to = '\0';
-    return rv_text_is_valid(text);
-}
-
 static unsigned split_path(char *path, struct rv_http_target *target, const char **why)
 {
     char *rest = path + 1, *segment;
@@ -66,7 +40,7 @@ static unsigned split_path(char *path, struct rv_http_target *target, const char
     if (*rest == '\0')
         return 0;
     while ((segment = strsep(&rest, "/"))) {
-        if (!decode(segment, false)) {
+        if (!rv_http_decode(segment, false)) {
             *why = "the path has a bad escape, or is no UTF-8";
             return STATUS_BAD;
         }
@@ -91,7 +65,7 @@ static unsigned split_query(char *query, struct rv_http_target *target, const ch
             continue;
         if (value)
             *value++ = '\0';
-        if (!decode(pair, true) || (value && !decode(value, true))) {
+        if (!rv_http_decode(pair, true) || (value && !rv_http_decode(value, true))) {
             *why = "the query has a bad escape, or is no UTF-8";
             return STATUS_BAD;
         }

@@ -77,6 +77,8 @@ static void write_pool(FILE *out, const Resvisor__V1__Status *s)
         {"attaches_total", "counter", "Leases given.", (double)s->attaches},
         {"warm_attaches_total", "counter", "Of these, without waiting for a load.", (double)s->warm_attaches},
         {"warm_bytes_total", "counter", "Size of models that were given from memory.", (double)s->warm_bytes},
+        {"saved_seconds_total", "counter", "Time that loading those took once, and was not spent again.",
+         (double)s->saved_us / MICRO},
         {"worker_deaths_total", "counter", "Workers that died.", (double)s->worker_deaths},
         {"router_deaths_total", "counter", "Routers that died.", (double)s->router_deaths},
     };

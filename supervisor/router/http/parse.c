@@ -153,8 +153,7 @@ static int digit_of(char c)
     return c >= '0' && c <= '9' ? c - '0' : (c | 0x20) >= 'a' && (c | 0x20) <= 'f' ? (c | 0x20) - 'a' + 10 : -1;
 }
 
-/* Decodes in place. False = a bad escape, a NUL, or no UTF-8. */
-static bool decode(char *text, bool plus_is_blank)
+bool rv_http_decode(char *text, bool plus_is_blank)
 {
     char *to = text;
 
@@ -183,7 +182,7 @@ static unsigned split_path(char *path, struct rv_http_target *target, const char
     while ((segment = strsep(&rest, "/"))) {
         if (target->segment_count == RV_HTTP_SEGMENTS_MAX)
             return 404;
-        if (!decode(segment, false))
+        if (!rv_http_decode(segment, false))
             return refuse(STATUS_BAD, "the path has a bad escape, or is no UTF-8", why);
         if (*segment == '\0' || strcmp(segment, ".") == 0 || strcmp(segment, "..") == 0)
             return 404;
@@ -205,7 +204,7 @@ static unsigned split_query(char *query, struct rv_http_target *target, const ch
             return refuse(STATUS_BAD, "the query has more than 8 parameters", why);
         if (value)
             *value++ = '\0';
-        if (!decode(pair, true) || (value && !decode(value, true)))
+        if (!rv_http_decode(pair, true) || (value && !rv_http_decode(value, true)))
             return refuse(STATUS_BAD, "the query has a bad escape, or is no UTF-8", why);
         if (rv_http_query(target, pair))
             return refuse(STATUS_BAD, "the query names a parameter twice", why);

@@ -60,6 +60,9 @@ struct rv_http_target {
  */
 unsigned rv_http_parse_target(const char *uri, size_t length, struct rv_http_target *ret_target, const char **why);
 
+/* Takes %XX away in place; with plus_is_blank, as in a query, + too. False = a bad escape, a NUL, or no UTF-8. */
+bool rv_http_decode(char *text, bool plus_is_blank);
+
 /* NULL = it is not there. */
 const char *rv_http_query(const struct rv_http_target *target, const char *name);
 
