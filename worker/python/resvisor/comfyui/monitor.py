@@ -17,6 +17,7 @@ BUSY_S = 5.0  # between two questions while a prompt runs
 IDLE_S = 30.0
 STUCK_S = 10.0  # without an answer: shown
 NODE_S = 10.0  # a node that runs for so long is shown
+USED_S = 3.0  # after a prompt, if no other has come: then the pool is looked at
 LATE_S = 1.0  # this thread woke up so much too late: then nobody's turn came, and it says nothing of the loop
 
 
@@ -30,7 +31,10 @@ class Monitor:
         self._lock = threading.Lock()
         self._asked_at = 0.0  # 0 = nothing is asked
         self._node: tuple[str, float, float] | None = None  # title, monotonic and wall time of its start
-        self._used = False  # something ran since the pool was looked at, which walks page tables
+        # Something ran since the pool was looked at. That walks the page tables of all models: between two prompts in a row it
+        # would take the second one's processor (0.1 s for 1 GiB).
+        self._used = False
+        self._idle_at = 0.0
         self._in_pool = ""
         self._shown: list[str] = []
         self._wake = threading.Event()
@@ -49,6 +53,8 @@ class Monitor:
             changed = (node is None) != (self._node is None)
             self._node = None if node is None else (f"node {node}", time.monotonic(), time.time())
             self._used = True
+            if node is None:
+                self._idle_at = time.monotonic()
         if changed:
             self._wake.set()
 
@@ -59,7 +65,7 @@ class Monitor:
         while True:
             with self._lock:
                 busy = self._node is not None or self._asked_at > 0
-            pause_s = BUSY_S if busy else IDLE_S
+                pause_s = BUSY_S if busy else USED_S if self._used else IDLE_S
             began = time.monotonic()
             self._wake.wait(pause_s)
             self._wake.clear()
@@ -121,9 +127,10 @@ class Monitor:
             found.append(f"its event loop stands still since {since}")
         with self._lock:
             node = self._node
+            due = self._used and node is None and time.monotonic() - self._idle_at >= USED_S
         if node is not None and time.monotonic() - node[1] >= NODE_S:
             found.append(self.where())
-        if self._used and node is None:
+        if due:
             self._used = False
             shared, copied = self.pool.usage()
             self._in_pool = f"{size(shared)} of the pool in place, {size(copied)} of it copied on write" if shared else ""
