@@ -8,8 +8,6 @@
 #include "frame.h"
 
 #define STATUS_BAD 400u
-#define STATUS_URI_TOO_LONG 414u
-#define STATUS_NO_MEMORY 503u
 
 bool rv_front_path_matches(const char *const *segments, unsigned count, const char *pattern)
 {
@@ -94,28 +92,9 @@ unsigned rv_front_parse_target(const char *uri, size_t length, struct rv_http_ta
     char *query;
 
     *why = "";
-    if (length > RV_HTTP_URI_MAX) {
-        *why = "the request's target has more than 8 KiB";
-        return STATUS_URI_TOO_LONG;
-    }
-    if (length == 0 || uri[0] != '/') {
-        *why = "the request's target must begin with /";
-        return STATUS_BAD;
-    }
-    for (size_t i = 0; i < length; i++) {
-        if ((unsigned char)uri[i] <= ' ' || (unsigned char)uri[i] >= 0x7f || uri[i] == '#') {
-            *why = "the request's target has a character that must be escaped";
-            return STATUS_BAD;
-        }
-    }
-    target.text = strndup(uri, length);
-    if (!target.text) {
-        *why = "no memory for the request";
-        return STATUS_NO_MEMORY;
-    }
-    query = strchr(target.text, '?');
-    if (query)
-        *query++ = '\0';
+    status = rv_http_open_target(uri, length, &target, &query, why);
+    if (status)
+        return status;
     status = split_path(target.text, &target, why);
     if (!status && query)
         status = split_query(query, &target, why);

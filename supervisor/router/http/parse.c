@@ -214,13 +214,9 @@ static unsigned split_query(char *query, struct rv_http_target *target, const ch
     return 0;
 }
 
-unsigned rv_http_parse_target(const char *uri, size_t length, struct rv_http_target *ret_target, const char **why)
+unsigned rv_http_open_target(const char *uri, size_t length, struct rv_http_target *target, char **ret_query,
+                             const char **why)
 {
-    struct rv_http_target target = {0};
-    unsigned status;
-    char *query;
-
-    *why = "nothing is at this path";
     if (length > RV_HTTP_URI_MAX)
         return refuse(STATUS_URI_TOO_LONG, "the request's target has more than 8 KiB", why);
     if (length == 0 || uri[0] != '/')
@@ -228,12 +224,25 @@ unsigned rv_http_parse_target(const char *uri, size_t length, struct rv_http_tar
     for (size_t i = 0; i < length; i++)
         if ((unsigned char)uri[i] <= ' ' || (unsigned char)uri[i] >= 0x7f || uri[i] == '#')
             return refuse(STATUS_BAD, "the request's target has a character that must be escaped", why);
-    target.text = strndup(uri, length);
-    if (!target.text)
+    target->text = strndup(uri, length);
+    if (!target->text)
         return refuse(503, "no memory for the request", why);
-    query = strchr(target.text, '?');
-    if (query)
-        *query++ = '\0';
+    *ret_query = strchr(target->text, '?');
+    if (*ret_query)
+        *(*ret_query)++ = '\0';
+    return 0;
+}
+
+unsigned rv_http_parse_target(const char *uri, size_t length, struct rv_http_target *ret_target, const char **why)
+{
+    struct rv_http_target target = {0};
+    unsigned status;
+    char *query;
+
+    *why = "nothing is at this path";
+    status = rv_http_open_target(uri, length, &target, &query, why);
+    if (status)
+        return status;
     status = split_path(target.text, &target, why);
     if (!status && query)
         status = split_query(query, &target, why);

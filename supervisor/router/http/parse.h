@@ -60,6 +60,13 @@ struct rv_http_target {
  */
 unsigned rv_http_parse_target(const char *uri, size_t length, struct rv_http_target *ret_target, const char **why);
 
+/*
+ * What every target must satisfy: its length, its first character, nothing that must be escaped. target->text gets the
+ * path (free()), *ret_query what is behind "?" (NULL = nothing), neither taken apart. 0, or the status to refuse with.
+ */
+unsigned rv_http_open_target(const char *uri, size_t length, struct rv_http_target *target, char **ret_query,
+                             const char **why);
+
 /* Takes %XX away in place; with plus_is_blank, as in a query, + too. False = a bad escape, a NUL, or no UTF-8. */
 bool rv_http_decode(char *text, bool plus_is_blank);
 
