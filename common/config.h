@@ -30,8 +30,16 @@ struct rv_config_model { /* models.NAME */
     char *format; /* "auto" (by content and suffix), "safetensors", "blob" */
 };
 
+struct rv_config_device { /* devices.NAME; NAME is cuda:0, or GPU- and a uuid */
+    char *name;
+    char *backend;           /* "auto", "cuda-vmm", "cuda-ipc", "memfd" */
+    uint64_t budget;         /* bytes; 0 = no limit */
+    uint32_t budget_percent; /* of the device's memory, when it is known; 0 = budget says it in bytes */
+};
+
 struct rv_config_type { /* types.NAME */
     char *name;
+    char *device;                 /* "auto", "host", "cuda:0", "GPU-uuid" */
     char *kind;                   /* worker kind: "native", "python", "comfyui" */
     char *executor;               /* a name (libexec of the installation) or an absolute path to a .so; kind native */
     char *python;                 /* absolute path of the interpreter; kinds python and comfyui */
@@ -101,6 +109,12 @@ struct rv_config {
     uint64_t load_retry_us; /* a failed load is not tried again before, unless the file changed */
     uint32_t max_loads;     /* loaders at once */
     char *pool_direct;      /* "auto", "always", "never": O_DIRECT */
+
+    char *cuda;                 /* "auto", "off": are there devices? */
+    uint64_t cuda_reserve;      /* bytes of the machine's memory that models of a unified device leave alone */
+    uint64_t revoke_timeout_us; /* from telling an importer that memory goes to ending it */
+    struct rv_config_device *devices;
+    uint32_t device_count;
 
     char *folders[RV_FOLDERS_MAX]; /* model_folders: real paths */
     uint32_t folder_count;

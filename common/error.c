@@ -75,8 +75,14 @@ static const struct rv_error_row rows[] = {
     CODE(FILE_DAMAGED) = {"file_damaged", "a settings file that the worker reads is damaged",
                           "mend it, or `resvisor restore-config TYPE`; then `resvisor restart TYPE`", RV_EXIT_REFUSED,
                           503, false},
+    CODE(NO_SUCH_DEVICE) = {"no_such_device", "no such device", "`resvisor devices` lists them and says what they lack",
+                            RV_EXIT_NOT_FOUND, 404, false},
+    CODE(DEVICE) = {"device", "a call of the device's driver failed", "`resvisor devices` says what works",
+                    RV_EXIT_REFUSED, 502, false},
+    CODE(DEVICE_LOST) = {"device_lost", "the device is marked bad",
+                         "see the kernel's log; `resvisor devices --test` tries it again", RV_EXIT_REFUSED, 503, false},
 };
-_Static_assert(sizeof(rows) / sizeof(rows[0]) == RESVISOR__V1__ERROR_CODE__ERROR_FILE_DAMAGED + 1,
+_Static_assert(sizeof(rows) / sizeof(rows[0]) == RESVISOR__V1__ERROR_CODE__ERROR_DEVICE_LOST + 1,
                "one row per error code of rpc.proto");
 
 const struct rv_error_row *rv_error_row(int code)

@@ -219,8 +219,33 @@ static int memfd_backend_map(int fd, const struct rv_arena *arena, enum rv_map_m
     return 0;
 }
 
+/* What the descriptor names is known to the driver alone. A memfd, a file or a socket is not it. */
+static int vmm_backend_check(int fd, const struct rv_arena *arena, struct rv_error *err)
+{
+    struct stat st;
+
+    if (fstat(fd, &st) < 0)
+        return rv_error_set(err, errno, ERROR(INTERNAL), "the descriptor of an arena: %s", strerror(errno));
+    if (S_ISDIR(st.st_mode) || S_ISSOCK(st.st_mode) || S_ISFIFO(st.st_mode) || arena->size == 0 ||
+        arena->page_size == 0 || arena->size % arena->page_size != 0)
+        return rv_error_set(err, EINVAL, ERROR(INTERNAL), "a descriptor or size that is no arena's of a device");
+    return 0;
+}
+
+static int ipc_backend_check(int fd, const struct rv_arena *arena, struct rv_error *err)
+{
+    static const uint8_t none[RV_IPC_HANDLE_SIZE];
+
+    if (fd >= 0 || arena->size == 0 || memcmp(arena->handle, none, sizeof(none)) == 0)
+        return rv_error_set(err, EINVAL, ERROR(INTERNAL), "an arena of a device without a handle");
+    return 0;
+}
+
 static const struct rv_backend backends[] = {
-    {"memfd", RV_BACKEND_MEMFD, memfd_backend_create, memfd_backend_seal, memfd_backend_check, memfd_backend_map},
+    {"memfd", RV_BACKEND_MEMFD, true, false, memfd_backend_create, memfd_backend_seal, memfd_backend_check,
+     memfd_backend_map},
+    {"cuda-vmm", RV_BACKEND_CUDA_VMM, true, true, NULL, NULL, vmm_backend_check, NULL},
+    {"cuda-ipc", RV_BACKEND_CUDA_IPC, false, true, NULL, NULL, ipc_backend_check, NULL},
 };
 
 const struct rv_backend *rv_backend_by_id(uint32_t id)

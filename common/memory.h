@@ -1,6 +1,6 @@
 /*
  * Memory backends: where arenas lie and how they are shared. One row per backend; the rest of resvisor knows
- * only the row. Now: memfd. Later rows: cuda-vmm, cuda-ipc (DESIGN "The pool").
+ * only the row: memfd, cuda-vmm, cuda-ipc.
  *
  * An arena is one allocation behind one descriptor. The loader creates, fills and seals it; the supervisor checks
  * and holds the descriptor and never maps it; clients map it. Nothing here logs. Thread-safe: no shared state.
@@ -13,7 +13,10 @@
 
 #include "error.h"
 
-enum rv_backend_id { RV_BACKEND_NONE = 0, RV_BACKEND_MEMFD = 1 };
+enum rv_backend_id { RV_BACKEND_NONE = 0, RV_BACKEND_MEMFD = 1, RV_BACKEND_CUDA_VMM = 2, RV_BACKEND_CUDA_IPC = 3 };
+
+#define RV_IPC_HANDLE_SIZE 64u  /* CU_IPC_HANDLE_SIZE of cuda.h */
+#define RV_DEVICE_UUID_SIZE 16u /* CUuuid of cuda.h */
 
 enum rv_huge_pages { RV_HUGE_OFF = 0, RV_HUGE_AUTO = 1, RV_HUGE_ONLY = 2 };
 
@@ -24,14 +27,22 @@ enum rv_map_mode {
 
 /* What a holder knows of an arena; the descriptor travels beside it. */
 struct rv_arena {
-    uint64_t size;      /* bytes, a multiple of page_size */
-    uint32_t page_size; /* bytes: 4096, or the huge page's */
-    uint32_t backend;   /* enum rv_backend_id */
+    uint64_t size;                      /* bytes, a multiple of page_size */
+    uint32_t page_size;                 /* bytes: 4096, the huge page's, or the device's granularity */
+    uint32_t backend;                   /* enum rv_backend_id */
+    uint64_t allocation;                /* cuda-ipc: the holder's name for it */
+    uint8_t handle[RV_IPC_HANDLE_SIZE]; /* cuda-ipc: what importers open; it has no descriptor */
 };
 
+/*
+ * The functions that touch a device's memory are not here: common/cuda/rv_cuda.h, for the loader, resvisor-device and
+ * libresvisor. So create, seal and map are NULL for the cuda backends.
+ */
 struct rv_backend {
     const char *name;
     enum rv_backend_id id;
+    bool has_descriptor; /* one descriptor per arena travels; else arena->handle */
+    bool on_device;      /* its bytes cannot be read by the CPU */
 
     /*
      * Loader: creates an empty arena of `size` bytes (rounded up to pages) with nothing allocated yet. On success
@@ -43,7 +54,9 @@ struct rv_backend {
     /* Loader: makes it immutable for everybody and for ever. No mapping may exist. -EBUSY = something still does. */
     int (*seal)(int fd, struct rv_error *err);
 
-    /* Receiver: the descriptor really is a sealed arena of that description. Trusts nothing. 0 or negative errno. */
+    /* Receiver: the descriptor really is a sealed arena of that description. Trusts nothing. 0 or negative errno. For
+     * the cuda backends only what can be said without the driver: fd is a descriptor of a device (cuda-vmm), or -1 with
+     * a handle that is not all zeros (cuda-ipc). */
     int (*check)(int fd, const struct rv_arena *arena, struct rv_error *err);
 
     /*

@@ -20,6 +20,7 @@
 #define RV_TENSOR_NAME_MAX 4096u
 
 #define RV_TYPES_MAX 32u
+#define RV_DEVICES_MAX 16u /* of one machine */
 #define RV_WORKERS_PER_TYPE_MAX 16u
 #define RV_ACCEPTS_MAX 8u   /* kinds of graphs that a type names */
 #define RV_MODELS_MAX 1024u /* catalogue entries, configured and by path */

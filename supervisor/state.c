@@ -27,6 +27,17 @@ const char *rv_worker_state_name(enum rv_worker_state state)
     return worker_states[state];
 }
 
+static const char *const device_states[] = {
+    [RV_DEVICE_UNTESTED] = "UNTESTED", [RV_DEVICE_TESTING] = "TESTING", [RV_DEVICE_READY] = "READY",
+    [RV_DEVICE_UNUSABLE] = "UNUSABLE", [RV_DEVICE_LOST] = "LOST",
+};
+_Static_assert(sizeof(device_states) / sizeof(device_states[0]) == RV_DEVICE_STATE_COUNT, "one name for each state");
+
+const char *rv_device_state_name(enum rv_device_state state)
+{
+    return device_states[state];
+}
+
 const char *rv_model_state_name(enum rv_model_state state)
 {
     return model_states[state];

@@ -29,6 +29,8 @@ struct rv_model;
 
 /* ---- catalogue -------------------------------------------------------------------------------------------------- */
 
+#define RV_HOST (-1) /* in place of a device's number: the machine's own memory */
+
 /* Which content of which file: a load of one identity gives one generation. Compared field by field. */
 struct rv_file_identity {
     uint64_t device, inode, size;
@@ -40,14 +42,15 @@ struct rv_generation {
     TAILQ_ENTRY(rv_generation) link;
     struct rv_model *model;
     uint64_t number; /* counts from 1 per model */
+    uint64_t holder; /* cuda-ipc: the holder's generation that its arenas are of */
     struct rv_file_identity identity;
     uint8_t header_digest[16];
     int index_fd;
     uint64_t index_size;
     uint32_t arena_count;
     struct rv_arena arenas[RV_ARENAS_MAX];
-    int arena_fds[RV_ARENAS_MAX];
-    uint64_t bytes; /* arenas and index */
+    int arena_fds[RV_ARENAS_MAX]; /* -1 for arenas without a descriptor */
+    uint64_t bytes;               /* arenas and index */
     uint64_t tensors;
     uint32_t lease_count;
     uint64_t load_us;
@@ -63,6 +66,7 @@ struct rv_model {
     char *path;   /* as configured until the file was first found, then the real path */
     char *source; /* as configured: what is opened, since links on the way may be changed */
     char *format;
+    int device; /* RV_HOST, or the number of a device: each place that a file lies in has an entry of its own */
     bool configured;
     bool pinned;
     struct rv_generation_list generations; /* newest first; only the first can be current */
@@ -93,7 +97,7 @@ TAILQ_HEAD(rv_lease_list, rv_lease);
 
 /* ---- children --------------------------------------------------------------------------------------------------- */
 
-enum rv_child_kind { RV_CHILD_WORKER, RV_CHILD_LOADER, RV_CHILD_ROUTER, RV_CHILD_TEMPLATE };
+enum rv_child_kind { RV_CHILD_WORKER, RV_CHILD_LOADER, RV_CHILD_ROUTER, RV_CHILD_TEMPLATE, RV_CHILD_DEVICE };
 
 enum rv_worker_state {
     RV_WORKER_STOPPED,
@@ -168,6 +172,63 @@ struct rv_router_record {
     uint64_t ready_us, epoch;
 };
 
+/* ---- devices ----------------------------------------------------------------------------------------------------- */
+
+enum rv_device_state {
+    RV_DEVICE_UNTESTED,
+    RV_DEVICE_TESTING,
+    RV_DEVICE_READY,    /* backend is chosen */
+    RV_DEVICE_UNUSABLE, /* reason says why */
+    RV_DEVICE_LOST,     /* marked bad; only a new test can mend that */
+    RV_DEVICE_STATE_COUNT
+};
+
+const char *rv_device_state_name(enum rv_device_state state);
+
+#define RV_DEVICE_TESTS_MAX 32u
+#define RV_DEVICE_ATTRIBUTES_MAX 32u
+
+struct rv_device_test {
+    uint32_t backend; /* enum rv_backend_id */
+    char name[24];
+    char result[12]; /* "ok", "failed", "skipped" */
+    char detail[160];
+    uint64_t bytes_per_second, duration_us;
+};
+
+struct rv_device_attribute {
+    uint32_t number;
+    char name[48];
+    int32_t value;
+};
+
+/* Keeps the exports of backend cuda-ipc. Its end ends the memory, so its importers end with it. */
+struct rv_holder_record {
+    struct rv_process process;
+    struct rv_deaths deaths;
+    uint64_t generation; /* of the holder: counts its starts; an arena of an earlier one is gone */
+};
+
+/* A device. Its number is its place in rv_state.devices, for the supervisor's life. */
+struct rv_device_record {
+    char name[16]; /* "cuda:0" */
+    uint8_t uuid[RV_DEVICE_UUID_SIZE];
+    char product[128], driver[16], capability[16], pci[32];
+    enum rv_device_state state;
+    uint32_t backend; /* enum rv_backend_id, chosen; RV_BACKEND_MEMFD: its models lie in the machine's memory */
+    char reason[512]; /* of the choice, or of the state */
+    bool unified, pageable, cached;
+    uint32_t granularity; /* bytes, cuda-vmm */
+    uint64_t total_bytes, budget_bytes;
+    struct rv_device_test tests[RV_DEVICE_TESTS_MAX];
+    uint32_t test_count;
+    struct rv_device_attribute attributes[RV_DEVICE_ATTRIBUTES_MAX];
+    uint32_t attribute_count;
+    uint64_t seen_us; /* when NVML last said the three below; 0 = never */
+    uint64_t used_bytes, free_bytes, nvml_total_bytes;
+    struct rv_holder_record holder;
+};
+
 /* ---- jobs that were given to a worker --------------------------------------------------------------------------- */
 
 struct rv_ledger_entry {
@@ -204,6 +265,10 @@ struct rv_state {
     uint32_t worker_count;
     struct rv_template_record *templates; /* one per group of types */
     uint32_t template_count;
+    struct rv_device_record devices[RV_DEVICES_MAX];
+    uint32_t device_count;
+    char devices_reason[RV_ERROR_TEXT_MAX]; /* why there are none */
+    bool devices_known;                     /* the first search has ended */
     struct rv_router_record router;
     struct rv_ledger ledger;
     struct rv_counters counters;

@@ -525,7 +525,9 @@ static struct rv_generation *generation_create(struct rv_load *load, struct rv_f
     for (size_t i = 0; i < done->n_arenas; i++) {
         const struct rv_backend *backend = rv_backend_by_id(done->arenas[i]->backend);
 
-        g->arenas[i] = (struct rv_arena){done->arenas[i]->size, done->arenas[i]->page_size, done->arenas[i]->backend};
+        g->arenas[i] = (struct rv_arena){.size = done->arenas[i]->size,
+                                         .page_size = done->arenas[i]->page_size,
+                                         .backend = done->arenas[i]->backend};
         arena_bytes += g->arenas[i].size;
         if (!backend || backend->check(frame->fds[i + 1], &g->arenas[i], err) < 0 ||
             arena_bytes > load->planned_arenas + slack) {

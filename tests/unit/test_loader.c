@@ -179,7 +179,8 @@ static void check_done(struct rv_frame *frame, struct loaded *ret)
     assert_int_equal(frame->message->body_case, RV__FRAME__BODY_LOAD_DONE);
     assert_int_equal(done->n_arenas, 1);
     assert_int_equal(frame->fd_count, 2);
-    arena = (struct rv_arena){done->arenas[0]->size, done->arenas[0]->page_size, done->arenas[0]->backend};
+    arena = (struct rv_arena){
+        .size = done->arenas[0]->size, .page_size = done->arenas[0]->page_size, .backend = done->arenas[0]->backend};
     assert_int_equal(backend->check(frame->fds[1], &arena, &err), 0);
     assert_int_equal(rv_sealed_check(frame->fds[0], done->index_size), 0);
     assert_int_equal(rv_index_open(&ret->index, frame->fds[0], &arena.size, 1, &err), 0);

@@ -83,23 +83,36 @@ struct rv_attach_options {
      * bytes_total is 0 while unknown. May be NULL. */
     bool (*progress)(uint64_t bytes_done, uint64_t bytes_total, void *context);
     void *context;
+    /* Where the model shall lie: "host", "cuda:0" (resvisor's own name of the device, whatever CUDA_VISIBLE_DEVICES
+     * makes of its number here), or "GPU-" and a uuid. NULL: in a worker its type's device, elsewhere "host". */
+    const char *device;
 };
-#define RV_ATTACH_OPTIONS_INIT                                                \
-    {                                                                         \
-        sizeof(struct rv_attach_options), RV_MAPPING_AUTO, -1, -1, NULL, NULL \
+#define RV_ATTACH_OPTIONS_INIT                                                      \
+    {                                                                               \
+        sizeof(struct rv_attach_options), RV_MAPPING_AUTO, -1, -1, NULL, NULL, NULL \
     }
 
 /*
  * Takes a lease on a model and maps it. model: a configured name, or an absolute path inside a configured model folder.
  * Waits for the load if the model is not resident: one load however many ask. options NULL = the defaults.
  * -ENOENT no such model or file; -EACCES path not admitted; -EBADMSG malformed file; -ENOSPC over the budget; -ENOMEM;
- * -ETIMEDOUT; -ECANCELED; -EOPNOTSUPP private mapping of huge pages; -ECONNRESET supervisor gone.
+ * -ETIMEDOUT; -ECANCELED; -EOPNOTSUPP private mapping of huge pages; -ECONNRESET supervisor gone; -ENODEV no such
+ * device, none that this process sees, or one that is lost.
+ *
+ * On a device the lease is mapped in its primary context, which torch and the CUDA runtime use too, and is read-only
+ * there where the backend can (cuda-vmm): a store by a kernel is then a fault that ends this process' context.
+ * RV_MAPPING_PRIVATE is refused (-EOPNOTSUPP): a device has no copy on write. AUTO gives SHARED_READ_ONLY.
  */
 RV_API int rv_attach(struct rv_connection *connection, const char *model, const struct rv_attach_options *options,
                      struct rv_lease **ret_lease, struct rv_failure *err);
 
-/* Unmaps and gives the lease back. NULL is fine. The lease's pointers are dead afterwards. */
+/* Unmaps and gives the lease back, when the last DLPack tensor made from it is gone too. NULL is fine. The lease's own
+ * pointers are dead afterwards. On a device: waits for its work, and is safe after the context or the driver has gone.
+ */
 RV_API void rv_detach(struct rv_lease *lease);
+
+/* True = resvisor asked for the memory back (it is about to be freed): detach as soon as nothing uses it. */
+RV_API bool rv_lease_is_revoked(const struct rv_lease *lease);
 
 struct rv_lease_info {
     size_t struct_size; /* set by the caller to sizeof(struct rv_lease_info) */
@@ -112,6 +125,12 @@ struct rv_lease_info {
     bool waited;         /* rv_attach waited for a load */
     uint64_t load_us;    /* how long, in microseconds */
     uint64_t read_bytes; /* what that load read from the file; 0 = the model was resident */
+    const char *device;  /* "host", "cuda:0": resvisor's name */
+    const char *backend; /* "memfd", "cuda-vmm", "cuda-ipc" */
+    /* As DLPack has it: 1 = CPU, 2 = CUDA. With backend memfd on a device that shares the machine's memory it is 2, and
+     * the same pointers serve both. */
+    int32_t device_type;
+    int32_t device_id; /* in this process; 0 for the CPU */
 };
 RV_API int rv_lease_get_info(const struct rv_lease *lease, struct rv_lease_info *info);
 
@@ -160,7 +179,8 @@ struct rv_tensor {
     enum rv_dtype dtype;
     uint32_t rank;         /* 0 = scalar */
     const uint64_t *shape; /* rank numbers of elements, outermost first; row-major, contiguous */
-    void *data;            /* 256-byte aligned; writable only under RV_MAPPING_PRIVATE */
+    void *data;            /* 256-byte aligned; writable only under RV_MAPPING_PRIVATE. A device pointer, which the CPU
+                              cannot read, if the lease's backend is cuda-vmm or cuda-ipc */
     uint64_t length;       /* bytes */
     const uint8_t *digest; /* 16 bytes, XXH3-128 in canonical (big endian) form */
 };
@@ -173,6 +193,24 @@ RV_API uint64_t rv_tensor_count(const struct rv_lease *lease);
 /* Tensor i, 0 <= i < rv_tensor_count, in the order of the file's data. -ENOENT = out of range. */
 RV_API int rv_tensor_at(const struct rv_lease *lease, uint64_t i, struct rv_tensor *ret_tensor);
 
+/*
+ * Copies bytes of a tensor to ordinary memory, wherever it lies: for buffers and small tensors that the CPU needs.
+ * offset + length must lie within the tensor. -ENOENT; -ERANGE; -EIO the device's driver failed.
+ */
+RV_API int rv_tensor_read(const struct rv_lease *lease, const char *name, uint64_t offset, void *buffer,
+                          uint64_t length, struct rv_failure *err);
+
+#define RV_DLPACK_VERSIONED 1u /* DLManagedTensorVersioned of DLPack 1.1; otherwise DLManagedTensor */
+#define RV_DLPACK_BYTES 2u     /* dtype uint8, with the last dimension times the element's size: for 8-bit floats */
+
+/*
+ * The tensor for other libraries: *ret_managed is a DLManagedTensor or DLManagedTensorVersioned of dlpack.h, in place,
+ * which the taker ends by its own `deleter` (a C function of this library, any thread). It keeps the lease's memory.
+ * The versioned form has the read-only flag where a write would fault. -ENOENT; -EOPNOTSUPP: DLPack has no such dtype.
+ */
+RV_API int rv_tensor_dlpack(struct rv_lease *lease, const char *name, unsigned flags, void **ret_managed,
+                            struct rv_failure *err);
+
 /* Bytes of one element; 0 = unknown. */
 RV_API uint32_t rv_dtype_bytes(enum rv_dtype dtype);
 
@@ -181,6 +219,15 @@ RV_API const char *rv_dtype_text(enum rv_dtype dtype);
 
 /* The file's __metadata__ as JSON text, NUL-terminated; NULL = none. Belongs to the lease. */
 RV_API const char *rv_lease_metadata(const struct rv_lease *lease);
+
+/* ---- devices ---------------------------------------------------------------------------------------------------- */
+
+/*
+ * A worker or client tells the supervisor that a device failed it: error is a CUresult (or cudaError_t) such as 719,
+ * what the call. The supervisor looks at the device itself and marks it as lost if that fails too. Never blocks.
+ */
+RV_API void rv_device_report(struct rv_connection *connection, const struct rv_lease *lease, int error,
+                             const char *what);
 
 /* ---- workers ---------------------------------------------------------------------------------------------------- */
 

@@ -43,3 +43,6 @@ class ErrorCode(enum.IntEnum):
     USAGE = 34
     PORT_TAKEN = 35
     FILE_DAMAGED = 36
+    NO_SUCH_DEVICE = 37
+    DEVICE = 38
+    DEVICE_LOST = 39
