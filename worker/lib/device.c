@@ -225,7 +225,5 @@ void rv_gpu_unimport(struct rv_gpu *gpu, struct rv_import *import)
 
 int rv_gpu_read(struct rv_gpu *gpu, void *host, uint64_t address, uint64_t length, struct rv_error *err)
 {
-    int r = rv_cuda_read(gpu->device, host, address, length, err);
-
-    return r < 0 && r != -EPERM ? -EIO : r;
+    return rv_cuda_read(gpu->device, host, address, length, err);
 }
