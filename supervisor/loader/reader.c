@@ -16,7 +16,8 @@
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
 #define DIRECT_BLOCK (4u * 1024 * 1024)
-#define CACHE_BLOCK (256u * 1024) /* stays in the processor's cache between the copy in and the copy out */
+#define CACHE_BLOCK (256u * 1024)         /* stays in the processor's cache between the copy in and the copy out */
+#define CACHE_BLOCK_DEVICE (1024u * 1024) /* the copy out is a device's own, which has a cost for each */
 #define ALIGN_DEFAULT 4096u
 #define BUFFER_ALIGN (2u * 1024 * 1024) /* a huge page per half block: O_DIRECT pins fewer pages */
 #define SAMPLES 64u
@@ -85,17 +86,19 @@ static int open_direct(int file, uint32_t *ret_align)
 static int allocate(struct rv_reader *reader)
 {
     uint64_t size = (uint64_t)reader->block * RV_READER_SLOTS + BUFFER_ALIGN;
-    uintptr_t first;
-    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint8_t *memory = reader->source ? reader->source->allocate(reader->source->context, size) : NULL;
 
-    if (memory == MAP_FAILED)
-        return -ENOMEM;
+    if (!memory) {
+        memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED)
+            return -ENOMEM;
+        (void)madvise(memory, size, MADV_HUGEPAGE);
+        reader->memory_size = size;
+    }
     reader->memory = memory;
-    reader->memory_size = size;
-    (void)madvise(memory, size, MADV_HUGEPAGE);
-    first = ((uintptr_t)memory + BUFFER_ALIGN - 1) / BUFFER_ALIGN * BUFFER_ALIGN;
+    memory += (BUFFER_ALIGN - (uintptr_t)memory % BUFFER_ALIGN) % BUFFER_ALIGN;
     for (unsigned i = 0; i < RV_READER_SLOTS; i++)
-        reader->slots[i].buffer = (uint8_t *)memory + (first - (uintptr_t)memory) + (uint64_t)i * reader->block;
+        reader->slots[i].buffer = memory + (uint64_t)i * reader->block;
     return 0;
 }
 
@@ -147,7 +150,7 @@ static int try_way(struct rv_reader *reader, const struct reader_way *way)
     int r;
 
     reader->way = way;
-    reader->block = way == &rv_reader_cache ? CACHE_BLOCK : DIRECT_BLOCK;
+    reader->block = way != &rv_reader_cache ? DIRECT_BLOCK : reader->source ? CACHE_BLOCK_DEVICE : CACHE_BLOCK;
     reader->align = 1;
     reader->fd = reader->file;
     if (way != &rv_reader_cache) {
@@ -169,7 +172,7 @@ static int try_way(struct rv_reader *reader, const struct reader_way *way)
 }
 
 int rv_reader_open(int file, uint64_t begin, uint64_t end, enum rv_direct_mode direct, const char *force,
-                   struct rv_reader **ret_reader, struct rv_error *err)
+                   const struct rv_reader_memory *memory, struct rv_reader **ret_reader, struct rv_error *err)
 {
     const struct reader_way *ways[3];
     struct rv_reader *reader = calloc(1, sizeof(*reader));
@@ -179,6 +182,7 @@ int rv_reader_open(int file, uint64_t begin, uint64_t end, enum rv_direct_mode d
     if (!reader)
         return rv_error_set(err, ENOMEM, ERROR(NO_MEMORY), "no memory for the reader");
     reader->file = file;
+    reader->source = memory;
     reader->begin = begin;
     reader->end = end;
     if (begin == end) {
@@ -224,6 +228,13 @@ static int read_rest(struct rv_reader *reader, const struct reader_slot *slot, u
     return 0;
 }
 
+/* Failures that say nothing of the file: the page cache may still bring it. EFAULT: memory of a driver, whose pages the
+ * kernel cannot hand to a disk; a copy into it works. */
+static bool can_read_again(int result)
+{
+    return result == -EINVAL || result == -EAGAIN || result == -EINTR || result == -EFAULT;
+}
+
 int rv_reader_next(struct rv_reader *reader, struct rv_block *ret_block, struct rv_error *err)
 {
     struct reader_slot *slot;
@@ -233,7 +244,7 @@ int rv_reader_next(struct rv_reader *reader, struct rv_block *ret_block, struct 
         return 0;
     slot = &reader->slots[reader->taken % RV_READER_SLOTS];
     reader->way->wait(reader, slot);
-    if (slot->result < 0 && slot->result != -EINVAL && slot->result != -EAGAIN && slot->result != -EINTR)
+    if (slot->result < 0 && !can_read_again((int)slot->result))
         return rv_error_set(err, (int)-slot->result, ERROR(FILE), "cannot read the file at byte %llu: %s",
                             (unsigned long long)slot->offset, strerror((int)-slot->result));
     if (slot->result < (int64_t)slot->need) {
@@ -270,8 +281,10 @@ void rv_reader_close(struct rv_reader *reader)
     if (!reader)
         return;
     reader->way->close(reader);
-    if (reader->memory)
+    if (reader->memory_size)
         (void)munmap(reader->memory, reader->memory_size);
+    else if (reader->memory)
+        reader->source->release(reader->source->context, reader->memory);
     if (reader->fd != reader->file)
         (void)close(reader->fd);
     free(reader);

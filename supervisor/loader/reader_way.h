@@ -26,8 +26,9 @@ struct rv_reader {
     uint64_t begin, end;
     uint64_t next_offset; /* of the next read to start */
     uint32_t block, align;
+    const struct rv_reader_memory *source; /* NULL = ordinary memory */
     uint8_t *memory;
-    uint64_t memory_size;
+    uint64_t memory_size;              /* 0 = it came from the source */
     uint64_t started, taken, released; /* blocks; released <= taken <= started <= released + RV_READER_SLOTS */
     bool fell_back;                    /* some block had to come through the page cache */
     struct reader_slot slots[RV_READER_SLOTS];
