@@ -18,7 +18,7 @@
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
-#define GRANULARITY_DEFAULT (2u * 1024 * 1024) /* where the driver says none (no VMM): the device's large page */
+#define BLOCK_MIN (2u * 1024 * 1024) /* what rv_cuda makes arenas of, or the granularity if that is more */
 
 struct device_sink {
     struct rv_sink base;
@@ -30,7 +30,7 @@ struct device_sink {
     struct rv_error open_error;
     struct rv_cuda *cuda;
     struct rv_cuda_device *device;
-    uint32_t granularity;
+    uint32_t block; /* bytes: an arena is whole ones */
     struct rv_cuda_memory memory;
     struct rv_copy copy;
 };
@@ -57,7 +57,7 @@ static int open_device(struct device_sink *sink)
         r = rv_cuda_device_open(sink->cuda, sink->uuid, &sink->device, &sink->open_error);
     if (r == 0)
         r = rv_cuda_device_info(sink->cuda, rv_cuda_device_ordinal(sink->device), &info, &sink->open_error);
-    sink->granularity = info.granularity ? info.granularity : GRANULARITY_DEFAULT;
+    sink->block = info.granularity > BLOCK_MIN ? info.granularity : BLOCK_MIN;
     return r;
 }
 
@@ -109,7 +109,7 @@ static int device_plan(struct rv_sink *base, uint64_t used, uint64_t *ret_bytes,
         return sink->opened;
     }
     used = used ? used : 1; /* a device has no empty allocations */
-    *ret_bytes = (used + sink->granularity - 1) / sink->granularity * sink->granularity;
+    *ret_bytes = (used + sink->block - 1) / sink->block * sink->block;
     return 0;
 }
 
