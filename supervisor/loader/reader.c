@@ -15,11 +15,9 @@
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
-#define DIRECT_BLOCK (4u * 1024 * 1024)
-#define CACHE_BLOCK (256u * 1024)         /* stays in the processor's cache between the copy in and the copy out */
-#define CACHE_BLOCK_DEVICE (1024u * 1024) /* the copy out is a device's own, which has a cost for each */
 #define ALIGN_DEFAULT 4096u
 #define BUFFER_ALIGN (2u * 1024 * 1024) /* a huge page per half block: O_DIRECT pins fewer pages */
+#define WAYS_MAX 4u
 #define SAMPLES 64u
 #define SAMPLES_CACHED 56u /* so many of them present: reading the rest from the disk is cheaper than all of it */
 
@@ -73,7 +71,7 @@ static int open_direct(int file, uint32_t *ret_align)
     if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &x) == 0 && (x.stx_mask & STATX_DIOALIGN)) {
         uint32_t wanted = x.stx_dio_mem_align > x.stx_dio_offset_align ? x.stx_dio_mem_align : x.stx_dio_offset_align;
 
-        if (x.stx_dio_offset_align == 0 || wanted > DIRECT_BLOCK || (wanted & (wanted - 1)) != 0) {
+        if (x.stx_dio_offset_align == 0 || wanted > READER_DIRECT_BLOCK || (wanted & (wanted - 1)) != 0) {
             (void)close(fd);
             return -EOPNOTSUPP;
         }
@@ -131,7 +129,7 @@ static unsigned choose(const struct rv_reader *reader, enum rv_direct_mode direc
     for (unsigned i = 0; force && i < sizeof(forced) / sizeof(forced[0]); i++)
         if (strcmp(forced[i].name, force) == 0) {
             ways[count++] = forced[i].way;
-            if (forced[i].way != &rv_reader_cache)
+            if (forced[i].way->direct)
                 ways[count++] = &rv_reader_cache;
             return count;
         }
@@ -140,6 +138,8 @@ static unsigned choose(const struct rv_reader *reader, enum rv_direct_mode direc
         ways[count++] = &rv_reader_uring;
         ways[count++] = &rv_reader_threads;
     }
+    if (reader->source) /* a device takes the blocks by itself: the copy out of the cache is all the work there is */
+        ways[count++] = &rv_reader_cache_threads;
     ways[count++] = &rv_reader_cache;
     return count;
 }
@@ -150,10 +150,10 @@ static int try_way(struct rv_reader *reader, const struct reader_way *way)
     int r;
 
     reader->way = way;
-    reader->block = way != &rv_reader_cache ? DIRECT_BLOCK : reader->source ? CACHE_BLOCK_DEVICE : CACHE_BLOCK;
+    reader->block = way->block;
     reader->align = 1;
     reader->fd = reader->file;
-    if (way != &rv_reader_cache) {
+    if (way->direct) {
         reader->fd = open_direct(reader->file, &reader->align);
         if (reader->fd < 0)
             return reader->fd;
@@ -174,7 +174,7 @@ static int try_way(struct rv_reader *reader, const struct reader_way *way)
 int rv_reader_open(int file, uint64_t begin, uint64_t end, enum rv_direct_mode direct, const char *force,
                    const struct rv_reader_memory *memory, struct rv_reader **ret_reader, struct rv_error *err)
 {
-    const struct reader_way *ways[3];
+    const struct reader_way *ways[WAYS_MAX];
     struct rv_reader *reader = calloc(1, sizeof(*reader));
     unsigned count;
     int r = -ENOMEM;
@@ -208,8 +208,7 @@ int rv_reader_open(int file, uint64_t begin, uint64_t end, enum rv_direct_mode d
 /* The rest of a block that the way could not bring (a refused or short read), through the page cache. */
 static int read_rest(struct rv_reader *reader, const struct reader_slot *slot, uint32_t have, struct rv_error *err)
 {
-    if (reader->way != &rv_reader_cache)
-        reader->fell_back = true;
+    reader->fell_back |= reader->way->direct;
     while (have < slot->need) {
         uint64_t at = slot->offset + have;
         ssize_t n = pread(reader->file, slot->buffer + have, slot->need - have, (off_t)at);

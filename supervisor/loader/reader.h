@@ -3,8 +3,8 @@
  *
  * Three ways behind one interface: io_uring and a pool of threads read with O_DIRECT into a ring of aligned buffers, so
  * that a load does not push other files out of the page cache; the third copies from the page cache, for a file that
- * is there already. The caller's thread opens, takes and releases; blocks must be released in order, and their bytes
- * may be read by other threads until then.
+ * is there already (by several threads when the ring lies in a device's pinned memory). The caller's thread opens,
+ * takes and releases; blocks must be released in order, and their bytes may be read by other threads until then.
  */
 #ifndef RV_LOADER_READER_H
 #define RV_LOADER_READER_H

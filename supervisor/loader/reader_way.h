@@ -36,12 +36,17 @@ struct rv_reader {
 
 struct reader_way {
     const char *name;
+    bool direct;                                                       /* past the page cache */
+    uint32_t block;                                                    /* bytes per read */
     int (*open)(struct rv_reader *reader);                             /* 0 or negative errno */
     void (*start)(struct rv_reader *reader, struct reader_slot *slot); /* a failure becomes the slot's result */
     void (*wait)(struct rv_reader *reader, struct reader_slot *slot);  /* until slot->done */
     void (*close)(struct rv_reader *reader);                           /* no read is in flight afterwards */
 };
 
-extern const struct reader_way rv_reader_cache, rv_reader_threads, rv_reader_uring;
+#define READER_DIRECT_BLOCK (4u * 1024 * 1024)
+
+/* rv_reader_cache_threads: from the page cache by several threads, where nothing but that copy is to be done. */
+extern const struct reader_way rv_reader_cache, rv_reader_cache_threads, rv_reader_threads, rv_reader_uring;
 
 #endif
