@@ -138,6 +138,10 @@ struct rv_config_sources {
 int rv_config_load(const struct rv_config_sources *sources, FILE *problems, struct rv_config **ret_config);
 void rv_config_destroy(struct rv_config *config);
 
+/* Is this what a device is called in the configuration: cuda:0 to cuda:15, or GPU- and a uuid? False: reason says what
+ * is wrong and what is allowed. */
+bool rv_config_is_device(const char *name, char *reason, size_t size);
+
 /* What `--flag VALUE` or `--flag=VALUE` of the type's args says, the last one; NULL = not given, "" = without a value.
  */
 const char *rv_config_type_argument(const struct rv_config_type *type, const char *flag);
