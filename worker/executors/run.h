@@ -10,6 +10,8 @@
 #include "fault.h"
 #include "resvisor-executor.h"
 
+struct rv_compute;
+
 struct rv_run {
     struct rv_execution *execution;
     struct rv_failure *err;
@@ -18,6 +20,8 @@ struct rv_run {
     char text[64];        /* what the job is doing, for people */
     char report[160];     /* of a fault, for a second output; empty = none */
     float *panel;         /* RV_PANEL_FLOATS, made when the first 2-byte weight is met */
+    const struct rv_compute *compute; /* NULL = the CPU */
+    void *device;                     /* its own */
 };
 
 /* Fills err (may be NULL) and returns -number. code: resvisor.v1.ErrorCode. */
