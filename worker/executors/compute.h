@@ -22,7 +22,8 @@ struct rv_compute {
     /* rv_convolve */
     int (*convolve)(struct rv_run *run, const struct rv_convolution *convolution, const float *in, uint32_t height,
                     uint32_t width, bool relu, float *out);
-    /* For the fault write-weights: flips the highest bit of every byte data[i x stride + first], while that is < length.
+    /* For the fault write-weights: flips the highest bit of every byte data[i x stride + first], while that is <
+     * length.
      */
     int (*flip)(struct rv_run *run, void *data, uint64_t length, uint64_t first, uint64_t stride);
 };

@@ -93,8 +93,7 @@ static int scribble(struct rv_run *run, const struct rv_lease *lease, uint64_t *
         if (rv_tensor_at(lease, i, &tensor) < 0)
             continue;
         step = rv_dtype_bytes(tensor.dtype);
-        if (run->compute && step > 0 &&
-            (r = run->compute->flip(run, tensor.data, tensor.length, step - 1, PAGE)) < 0)
+        if (run->compute && step > 0 && (r = run->compute->flip(run, tensor.data, tensor.length, step - 1, PAGE)) < 0)
             return r;
         for (offset = 0; step > 0 && offset + step <= tensor.length; offset += PAGE) {
             if (!run->compute)

@@ -1,4 +1,5 @@
-/* The image executor: a prompt becomes a PNG picture. Also the shortest example of an executor: rv_image_run is its job.
+/* The image executor: a prompt becomes a PNG picture. Also the shortest example of an executor: rv_image_run is its
+ * job.
  */
 #include "image_job.h"
 #include "run.h"

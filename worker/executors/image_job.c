@@ -31,8 +31,7 @@ static int png_add(struct rv_run *run, const uint8_t *rgb, uint32_t width, uint3
     return r;
 }
 
-int rv_image_run(struct rv_execution *execution, const struct rv_compute *compute, void *device,
-                 struct rv_failure *err)
+int rv_image_run(struct rv_execution *execution, const struct rv_compute *compute, void *device, struct rv_failure *err)
 {
     struct rv_pipeline pipeline = {0};
     struct rv_request request;
