@@ -156,7 +156,7 @@ int rv_lease_get_info(const struct rv_lease *lease, struct rv_lease_info *info)
 
 void rv_device_report(struct rv_connection *connection, const struct rv_lease *lease, int error, const char *what)
 {
-    assert_null(connection);
+    assert_ptr_equal(connection, &gpu);
     assert_non_null(lease);
     assert_non_null(what);
     gpu.reported = error;
@@ -220,7 +220,7 @@ static int run(int model, const char *fault, bool by_gpu, struct rv_job *job, st
 {
     static const char *const names[] = {"first", "second"};
     struct rv_lease *leases[] = {&models[model], &models[TEXT]};
-    struct rv_execution execution = {sizeof(execution), job, NULL, 2, leases, names};
+    struct rv_execution execution = {sizeof(execution), job, NULL, 2, leases, names, (struct rv_connection *)&gpu};
     int r;
 
     *err = (struct rv_failure){0};

@@ -88,7 +88,7 @@ static int cuda_image_run(struct rv_execution *execution, struct rv_failure *err
     if (r == 0)
         r = rv_image_run(execution, &rv_cuda_compute, state, err);
     if (state->error)
-        rv_device_report(NULL, execution->leases[0], state->error, err->message);
+        rv_device_report(execution->connection, execution->leases[0], state->error, err->message);
     return r;
 }
 
