@@ -10,6 +10,7 @@ set_property(CACHE RESVISOR_CUDA_EXECUTOR PROPERTY STRINGS AUTO ON OFF)
 set(RV_CUDA_ARCHITECTURES 80 90 100 121)
 
 set(RV_CUDA_EXECUTOR OFF)
+set(RV_CUDA_COMPILED "" CACHE INTERNAL "What this nvcc can compile for")
 if(RV_CUDA AND NOT RESVISOR_CUDA_EXECUTOR STREQUAL "OFF")
   get_target_property(folder rv_cuda_headers INTERFACE_INCLUDE_DIRECTORIES)
   find_program(RV_NVCC nvcc HINTS ${folder}/../bin ENV CUDA_HOME ENV CUDA_PATH PATH_SUFFIXES bin)
@@ -30,9 +31,11 @@ endif()
 execute_process(COMMAND ${RV_NVCC} --list-gpu-code OUTPUT_VARIABLE known ERROR_QUIET)
 set(oldest)
 set(targets)
+set(compiled)
 foreach(architecture ${RV_CUDA_ARCHITECTURES})
   if(known MATCHES "sm_${architecture}[^0-9]")
     list(APPEND targets -gencode=arch=compute_${architecture},code=sm_${architecture})
+    list(APPEND compiled ${architecture})
     if(NOT oldest)
       set(oldest ${architecture})
     endif()
@@ -41,6 +44,7 @@ foreach(architecture ${RV_CUDA_ARCHITECTURES})
   endif()
 endforeach()
 list(APPEND targets -gencode=arch=compute_${oldest},code=compute_${oldest})
+set(RV_CUDA_COMPILED "${compiled}" CACHE INTERNAL "")
 
 # By a command of its own, not as a language of CMake: looking for CUDA as a language takes seconds at each first
 # configuration and wants a working linker for device code, which nothing here needs.
@@ -54,13 +58,3 @@ rv_executor(cuda-image PkgConfig::PNG cuda_image.c cuda_compute.c image_job.c ${
 # The runtime's own names stay inside: the worker may load another runtime.
 target_link_options(executor_cuda-image PRIVATE -Wl,--exclude-libs,libcudart_static.a)
 target_link_libraries(executor_cuda-image PRIVATE rv_cuda_headers ${RV_CUDART} ${CMAKE_DL_LIBS} pthread rt)
-
-# Each architecture by itself, so that a failure names it.
-if(RESVISOR_TESTS)
-  foreach(architecture ${RV_CUDA_ARCHITECTURES})
-    if(known MATCHES "sm_${architecture}[^0-9]")
-      add_test(NAME compile_sm_${architecture} COMMAND ${RV_NVCC} -std=c++17 -cubin -arch=sm_${architecture}
-        ${CMAKE_CURRENT_SOURCE_DIR}/cuda_kernels.cu -o ${CMAKE_CURRENT_BINARY_DIR}/sm_${architecture}.cubin)
-    endif()
-  endforeach()
-endif()
