@@ -223,4 +223,5 @@ __attribute__((visibility("default"))) const struct rv_executor resvisor_executo
     .start = start,
     .run = run,
     .stop = NULL,
+    .flags = RV_EXECUTOR_DEVICE_MEMORY,
 };

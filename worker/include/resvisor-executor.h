@@ -22,6 +22,9 @@ extern "C" {
 
 #define RV_EXECUTOR_ABI_VERSION 1
 
+/* rv_executor.flags */
+#define RV_EXECUTOR_DEVICE_MEMORY 1u /* run() takes leases in a device's memory, whose pointers the CPU cannot read */
+
 /* What the host gives to run(): the job and the leases of the models that the workflow type names. */
 struct rv_execution {
     size_t struct_size;
@@ -53,6 +56,10 @@ struct rv_executor {
 
     /* Once, before a clean exit. May be NULL. */
     void (*stop)(void *state);
+
+    /* RV_EXECUTOR_…; 0 where struct_size does not reach it. Without DEVICE_MEMORY the host refuses to start on models
+     * in a device's own memory (backends cuda-vmm and cuda-ipc). */
+    uint64_t flags;
 };
 
 #ifdef __cplusplus

@@ -44,34 +44,36 @@ static int check_fork(struct rv_error *err)
     return -EPERM;
 }
 
-/* One errno for all the reasons why a driver is no use; err keeps the reason. */
+/* One errno for all the reasons why a driver is no use; err keeps the reason and what to do. */
 static int no_driver(int r, struct rv_error *err)
 {
-    char reason[sizeof(err->message)];
+    struct rv_error reason;
 
-    if (r == -EPERM || r == -ENOMEM)
+    if (r == -EPERM || r == -ENOMEM || r == -EOPNOTSUPP)
         return r;
     if (err) {
-        memcpy(reason, err->message, sizeof(reason));
-        rv_error_set(err, -r, err->code ? (int)err->code : ERROR(DEVICE),
-                     "this process cannot use the device that the model lies on: %.400s", reason);
-        if (!err->remedy[0])
-            rv_error_remedy(err, "make the driver's libcuda.so.1 visible to this process (in a container: the NVIDIA "
-                                 "runtime), or attach on the device \"host\"");
+        reason = *err;
+        rv_error_set(err, ENODEV, (int)reason.code, "this process cannot use devices: %.400s", reason.message);
+        rv_error_remedy(err, "%s", reason.remedy);
     }
-    return r == -EOPNOTSUPP ? r : -ENODEV;
+    return -ENODEV;
 }
 
+/* rv_cuda knows the uuid alone; people know the name. */
 static int hidden(int r, const char *name, const uint8_t *uuid, struct rv_error *err)
 {
-    char text[RV_DEVICE_UUID_TEXT];
+    char text[RV_DEVICE_UUID_TEXT], remedy[sizeof(err->remedy)];
 
-    if (r != -ENODEV || (err && err->code != ERROR(NO_SUCH_DEVICE)))
+    if (!err || err->code != ERROR(NO_SUCH_DEVICE))
         return r;
-    rv_error_set(err, ENODEV, ERROR(NO_SUCH_DEVICE), "this process does not see the device %s (%s)", name,
+    memcpy(remedy, err->remedy, sizeof(remedy));
+    rv_error_set(err, -r, ERROR(NO_SUCH_DEVICE), "this process does not see the device %s (%s)", name,
                  rv_device_uuid_text(uuid, text));
-    rv_error_remedy(err, "CUDA_VISIBLE_DEVICES hides it: unset it, or add the device");
-    return -ENODEV;
+    rv_error_remedy(err, "%s",
+                    getenv("CUDA_VISIBLE_DEVICES") && remedy[0]
+                        ? remedy
+                        : "let this process see it (in a container: the NVIDIA runtime), or attach on \"host\"");
+    return r;
 }
 
 /* Locked. */
@@ -225,7 +227,5 @@ void rv_gpu_unimport(struct rv_gpu *gpu, struct rv_import *import)
 
 int rv_gpu_read(struct rv_gpu *gpu, void *host, uint64_t address, uint64_t length, struct rv_error *err)
 {
-    int r = rv_cuda_read(gpu->device, host, address, length, err);
-
-    return r < 0 && r != -EPERM ? -EIO : r;
+    return rv_cuda_read(gpu->device, host, address, length, err);
 }

@@ -154,7 +154,6 @@ int rv_gpu_import(struct rv_gpu *gpu, const struct rv_import_key *key, int fd, s
                   uint64_t *ret_address, struct rv_error *err);
 void rv_gpu_unimport(struct rv_gpu *gpu, struct rv_import *import); /* NULL is fine */
 
-/* Copies from the device and waits for it. -EIO, -EPERM. */
 int rv_gpu_read(struct rv_gpu *gpu, void *host, uint64_t address, uint64_t length, struct rv_error *err);
 
 /* ---- a lease's memory (memory.c): lives as long as the lease or a DLPack tensor of it ---- */
@@ -192,6 +191,10 @@ void rv_lease_memory_ref(struct rv_lease_memory *memory);
 
 /* The last one unmaps, and gives the lease back. Any thread; in a child after fork it frees what is the child's. */
 void rv_lease_memory_unref(struct rv_lease_memory *memory);
+
+/* Copies from its device and waits for it. -EIO, -EPERM. A device that seems to be lost is reported. */
+int rv_lease_memory_read(const struct rv_lease_memory *memory, void *host, uint64_t address, uint64_t length,
+                         struct rv_error *err);
 
 /* True = its bytes are not the CPU's to read. */
 bool rv_lease_memory_is_remote(const struct rv_lease_memory *memory);

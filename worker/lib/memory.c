@@ -60,6 +60,21 @@ bool rv_lease_memory_is_remote(const struct rv_lease_memory *memory)
     return memory->backend && memory->backend->on_device;
 }
 
+int rv_lease_memory_read(const struct rv_lease_memory *memory, void *host, uint64_t address, uint64_t length,
+                         struct rv_error *err)
+{
+    struct rv_error error = {0};
+    int r = rv_gpu_read(memory->gpu, host, address, length, &error);
+
+    if (r == 0)
+        return 0;
+    if (error.code == ERROR(DEVICE_LOST))
+        rv_connection_report(memory->connection, memory->uuid, rv_gpu_last_error(), error.message);
+    if (err)
+        *err = error;
+    return r == -EPERM ? r : -EIO;
+}
+
 /* ---- checks ---------------------------------------------------------------------------------------------------- */
 
 static int say_bad(struct rv_error *err, const char *what)

@@ -111,9 +111,7 @@ int rv_tensor_read(const struct rv_lease *lease, const char *name, uint64_t offs
     if (r < 0 || length == 0)
         return rv_failure_from(err, &error, r);
     if (rv_lease_memory_is_remote(lease->memory)) {
-        r = rv_gpu_read(lease->memory->gpu, buffer, (uint64_t)(uintptr_t)tensor.data + offset, length, &error);
-        if (r < 0 && error.code == ERROR(DEVICE_LOST))
-            rv_connection_report(lease->memory->connection, lease->memory->uuid, rv_gpu_last_error(), error.message);
+        r = rv_lease_memory_read(lease->memory, buffer, (uint64_t)(uintptr_t)tensor.data + offset, length, &error);
     } else {
         memcpy(buffer, (const uint8_t *)tensor.data + offset, length);
     }
@@ -122,16 +120,17 @@ int rv_tensor_read(const struct rv_lease *lease, const char *name, uint64_t offs
 
 /* What rv_lease_verify reads from. */
 struct source {
-    struct rv_gpu *gpu;        /* NULL = the arenas are mapped in `maps` */
+    const struct rv_lease_memory *memory;
     void *maps[RV_ARENAS_MAX]; /* the pool's own pages, which a private mapping may hide behind copies */
     uint8_t *chunk;            /* of VERIFY_CHUNK bytes, for a device */
     XXH3_state_t *state;
 };
 
-static int source_open(const struct rv_lease_memory *memory, struct source *source)
+static int source_open(struct source *source)
 {
+    const struct rv_lease_memory *memory = source->memory;
+
     if (rv_lease_memory_is_remote(memory)) {
-        source->gpu = memory->gpu;
         source->chunk = malloc(VERIFY_CHUNK);
         source->state = XXH3_createState();
         return source->chunk && source->state ? 0 : -ENOMEM;
@@ -146,11 +145,11 @@ static int source_open(const struct rv_lease_memory *memory, struct source *sour
     return 0;
 }
 
-static void source_close(const struct rv_lease_memory *memory, struct source *source)
+static void source_close(struct source *source)
 {
-    for (uint32_t i = 0; i < memory->arena_count; i++)
+    for (uint32_t i = 0; i < source->memory->arena_count; i++)
         if (source->maps[i])
-            (void)munmap(source->maps[i], memory->arenas[i].arena.size);
+            (void)munmap(source->maps[i], source->memory->arenas[i].arena.size);
     free(source->chunk);
     (void)XXH3_freeState(source->state);
 }
@@ -160,7 +159,7 @@ static int digest_remote(struct source *source, uint64_t address, uint64_t lengt
     (void)XXH3_128bits_reset(source->state);
     for (uint64_t done = 0; done < length;) {
         uint64_t n = length - done < VERIFY_CHUNK ? length - done : VERIFY_CHUNK;
-        int r = rv_gpu_read(source->gpu, source->chunk, address + done, n, NULL);
+        int r = rv_lease_memory_read(source->memory, source->chunk, address + done, n, NULL);
 
         if (r < 0)
             return r;
@@ -171,14 +170,14 @@ static int digest_remote(struct source *source, uint64_t address, uint64_t lengt
     return 0;
 }
 
-static int verify_entry(const struct rv_lease_memory *memory, struct source *source, const struct rv_index_entry *entry)
+static int verify_entry(struct source *source, const struct rv_index_entry *entry)
 {
     XXH128_canonical_t digest;
     XXH128_hash_t hash;
     int r = 0;
 
-    if (source->gpu) {
-        r = digest_remote(source, (uint64_t)(uintptr_t)memory->arenas[entry->arena].address + entry->offset,
+    if (source->chunk) {
+        r = digest_remote(source, (uint64_t)(uintptr_t)source->memory->arenas[entry->arena].address + entry->offset,
                           entry->length, &hash);
         if (r < 0)
             return r;
@@ -198,15 +197,16 @@ int rv_lease_verify(const struct rv_lease *lease, const char **ret_tensor)
 
     if (r < 0)
         return r;
-    r = source_open(lease->memory, &source);
+    source.memory = lease->memory;
+    r = source_open(&source);
     for (uint32_t i = 0; r == 0 && i < rv_index_count(&lease->index); i++) {
         const char *name = "";
         const struct rv_index_entry *entry = rv_index_at(&lease->index, i, &name);
 
-        r = entry ? verify_entry(lease->memory, &source, entry) : -EBADMSG;
+        r = entry ? verify_entry(&source, entry) : -EBADMSG;
         if (r == -EBADMSG && ret_tensor)
             *ret_tensor = name;
     }
-    source_close(lease->memory, &source);
+    source_close(&source);
     return r;
 }
