@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from harness import models, procfs, protos  # noqa: E402,F401  (protos makes rpc_pb2 importable)
+from harness import models, placement, procfs, protos  # noqa: E402,F401  (protos makes rpc_pb2 importable)
 from harness.service import BUILD, FAULT_EXECUTOR, MAKE_MODEL, PROGRAM, THREE_TYPES, Service, become_subreaper  # noqa: E402
 
 become_subreaper()
@@ -21,6 +21,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("root") and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="needs root"))
+    if placement.ON:
+        items[:] = [item for item in items if not item.get_closest_marker("host_memory")]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,6 +51,8 @@ def make_service(tmp_path):
             problems.append(error)
     if problems:
         raise problems[0]
+    if made and placement.ON:
+        procfs.wait_until(lambda: placement.allocated() == 0, 10, "all of the device's memory free again")
 
 
 @pytest.fixture
