@@ -272,7 +272,7 @@ CASE(sizes_and_properties_must_fit)
     prop.location.type = CU_MEM_LOCATION_TYPE_HOST;
     WANT(cu.MemCreate(&handle, 2 * MIB, &prop, 0), CUDA_ERROR_INVALID_VALUE);
     prop = properties();
-    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_FABRIC;
+    prop.requestedHandleTypes = (CUmemAllocationHandleType)8; /* fabric */
     WANT(cu.MemCreate(&handle, 2 * MIB, &prop, 0), CUDA_ERROR_NOT_SUPPORTED);
 }
 
