@@ -1,6 +1,7 @@
 /* Devices: their facts, and their primary contexts. */
 #include <errno.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "device_private.h"
