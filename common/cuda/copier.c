@@ -132,10 +132,7 @@ static int wait_for(struct rv_cuda_copier *copier, uint64_t mark, struct rv_erro
     if (mark > copier->set)
         return rv_cuda_refused(err, EINVAL, RV_CUDA_ERROR(INTERNAL), "mark %llu was never set",
                                (unsigned long long)mark);
-    if (!cuda->driver.EventSynchronize)
-        result = cuda->driver.StreamSynchronize(copier->stream);
-    else
-        result = cuda->driver.EventSynchronize(event_of(copier, mark));
+    result = cuda->driver.EventSynchronize(event_of(copier, mark));
     if (result != CUDA_SUCCESS)
         return rv_cuda_failed(cuda, result, "cuEventSynchronize", err);
     copier->reached = mark;
