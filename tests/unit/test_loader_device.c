@@ -679,14 +679,21 @@ static void test_a_closed_channel_ends_it_at_once(void **state)
 /* ---- the group -----------------------------------------------------------------------------------------------------
  */
 
+/* Before each test: an earlier one may have failed in the middle. */
+static int start_afresh(void **state)
+{
+    (void)state;
+    set_faults(NULL);
+    return setenv("FAKECUDA_STATE", state_directory, 1);
+}
+
 static int set_up(void **state)
 {
     struct rv_error err = {0};
 
     if (!mkdtemp(state_directory))
         return -1;
-    assert_int_equal(setenv("FAKECUDA_STATE", state_directory, 1), 0);
-    set_faults(NULL);
+    assert_int_equal(start_afresh(state), 0);
     if (rv_cuda_open(&cuda, &err) < 0)
         fail_msg("%s", err.message);
     for (unsigned i = 0; i < 3; i++) {
@@ -714,18 +721,18 @@ static int tear_down(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_way_to_read),
-        cmocka_unit_test(test_shapes_of_models),
-        cmocka_unit_test(test_late_copies),
-        cmocka_unit_test(test_without_pinned_memory),
-        cmocka_unit_test(test_unified_memory_is_the_machines),
-        cmocka_unit_test(test_an_arena_of_a_holder),
-        cmocka_unit_test(test_a_driver_that_fails),
-        cmocka_unit_test(test_out_of_device_memory),
-        cmocka_unit_test(test_an_arena_that_does_not_fit_the_load),
-        cmocka_unit_test(test_file_changed_while_loading),
-        cmocka_unit_test(test_a_killed_loader_leaves_nothing),
-        cmocka_unit_test(test_a_closed_channel_ends_it_at_once),
+        cmocka_unit_test_setup(test_every_way_to_read, start_afresh),
+        cmocka_unit_test_setup(test_shapes_of_models, start_afresh),
+        cmocka_unit_test_setup(test_late_copies, start_afresh),
+        cmocka_unit_test_setup(test_without_pinned_memory, start_afresh),
+        cmocka_unit_test_setup(test_unified_memory_is_the_machines, start_afresh),
+        cmocka_unit_test_setup(test_an_arena_of_a_holder, start_afresh),
+        cmocka_unit_test_setup(test_a_driver_that_fails, start_afresh),
+        cmocka_unit_test_setup(test_out_of_device_memory, start_afresh),
+        cmocka_unit_test_setup(test_an_arena_that_does_not_fit_the_load, start_afresh),
+        cmocka_unit_test_setup(test_file_changed_while_loading, start_afresh),
+        cmocka_unit_test_setup(test_a_killed_loader_leaves_nothing, start_afresh),
+        cmocka_unit_test_setup(test_a_closed_channel_ends_it_at_once, start_afresh),
     };
     const char *folders = getenv("LD_LIBRARY_PATH");
 
