@@ -1,4 +1,4 @@
-/* The loader's end of the channel to the supervisor. Loader only, main thread only. */
+/* The loader's messages to the supervisor; child.h has what other children say too. Loader only, main thread only. */
 #ifndef RV_LOADER_CONTROL_H
 #define RV_LOADER_CONTROL_H
 
@@ -6,16 +6,6 @@
 #include "frame.h"
 #include "memory.h"
 #include "plan.h"
-
-/* Says Hello and waits for the answer. 0, or a negative errno: the supervisor is gone or speaks another version. */
-int rv_control_open(int socket);
-
-/* From now on the process ends by itself when the supervisor's end closes, whatever it is doing. 0 or negative errno.
- */
-int rv_control_watch(int socket);
-
-/* A close from now on is the supervisor's word that it has taken everything: the process ends with 0. */
-void rv_control_handed_over(void);
 
 /* The LoadStart frame: the caller's to rv_frame_fini; its descriptor 0 is the model file. */
 int rv_control_start(int socket, struct rv_frame *ret_frame);
@@ -40,9 +30,7 @@ struct rv_control_result {
 /* Hands the descriptors over and waits until they were taken. */
 int rv_control_done(int socket, const struct rv_plan *plan, const struct rv_control_result *result);
 
-/* A driver's error, for the supervisor to judge the device by; before rv_control_error. uuid: RV_DEVICE_UUID_SIZE. */
+/* A driver's error, for the supervisor to judge the device by; before rv_child_error. uuid: RV_DEVICE_UUID_SIZE. */
 void rv_control_fault(int socket, const uint8_t *uuid, int number, const char *what);
-
-void rv_control_error(int socket, const struct rv_error *err);
 
 #endif
