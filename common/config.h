@@ -164,6 +164,11 @@ void rv_config_write_reference(FILE *out);
  * else /tmp/resvisor-UID (owned and 0700, or refused). Writes at most size bytes; -ENAMETOOLONG. */
 int rv_runtime_dir_default(char *buffer, size_t size);
 
+/* Where things are kept over starts: $STATE_DIRECTORY (its first folder), /var/lib/resvisor as root,
+ * $XDG_STATE_HOME/resvisor, else ~/.local/state/resvisor. The same as the ComfyUI launcher's. -ENAMETOOLONG, -ENOENT.
+ */
+int rv_state_dir_default(char *buffer, size_t size);
+
 /*
  * Where the supervisor of these sources listens, for commands that only talk to it: runtime_dir from flags,
  * environment, file, default. Nothing else in the file is looked at, so a half-edited file does not keep `resvisor

@@ -61,6 +61,24 @@ int rv_runtime_dir_default(char *buffer, size_t size)
     return n < 0 || (size_t)n >= size ? -ENAMETOOLONG : 0;
 }
 
+int rv_state_dir_default(char *buffer, size_t size)
+{
+    const char *given = getenv("STATE_DIRECTORY"), *xdg = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
+    int n;
+
+    if (given && *given && *given != ':')
+        n = snprintf(buffer, size, "%.*s", (int)strcspn(given, ":"), given);
+    else if (geteuid() == 0)
+        n = snprintf(buffer, size, "/var/lib/resvisor");
+    else if (xdg && *xdg)
+        n = snprintf(buffer, size, "%s/resvisor", xdg);
+    else if (home && *home)
+        n = snprintf(buffer, size, "%s/.local/state/resvisor", home);
+    else
+        return -ENOENT;
+    return n < 0 || (size_t)n >= size ? -ENAMETOOLONG : 0;
+}
+
 static void check_runtime_dir(struct rv_loader *loader)
 {
     struct rv_config *c = &loader->config->config;

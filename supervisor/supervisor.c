@@ -28,8 +28,10 @@ void rv_supervisor_check_stopped(struct rv_supervisor *s)
     if (!s->stopping)
         return;
     /* The router stays until the workers are gone: it takes their last results and answers those who wait. */
-    if (rv_workers_all_stopped(s))
+    if (rv_workers_all_stopped(s)) {
         rv_router_stop(s, false);
+        rv_devices_stop(s, false);
+    }
     if (rv_children_alive(s) == 0)
         (void)event_base_loopbreak(s->base);
 }

@@ -11,6 +11,7 @@
 #include "client.h"
 #include "clock.h"
 #include "config_keys.h"
+#include "devices.h"
 #include "output.h"
 
 #define ROUTER_TIMEOUT_US RV_SEC /* for the queues; without it the supervisor's part is shown */
@@ -160,7 +161,7 @@ static void print_status_json(const struct facts *facts)
 {
     const Resvisor__V1__Status *s = facts->status;
     json_t *root = json_object(), *supervisor = json_object(), *router = json_object(), *pool = json_object(),
-           *types = json_array(), *templates = json_array();
+           *types = json_array(), *templates = json_array(), *devices = json_array();
 
     rv_json_set_text(root, "version", s->version);
     rv_json_set_integer(supervisor, "pid", s->supervisor_pid);
@@ -181,6 +182,10 @@ static void print_status_json(const struct facts *facts)
     rv_json_set_integer(pool, "bytes", s->pool_bytes);
     rv_json_set_integer(pool, "budget", s->pool_budget);
     (void)json_object_set_new(root, "pool", pool);
+    for (size_t i = 0; i < s->n_devices; i++)
+        (void)json_array_append_new(devices, rv_device_json(s->devices[i]));
+    (void)json_object_set_new(root, "devices", devices);
+    rv_json_set_text(root, "devices_reason", s->devices_reason);
     rv_json_set_integer(root, "clients", s->clients);
     rv_json_set_integer(root, "leases", s->leases);
     rv_json_set_integer(root, "bad_frames", s->bad_frames);
@@ -366,6 +371,10 @@ static void print_models(const Resvisor__V1__Status *status)
 static void print_status(const struct facts *facts)
 {
     print_head(facts);
+    if (facts->status->n_devices) {
+        (void)putchar('\n');
+        rv_devices_print_table(facts->status->devices, facts->status->n_devices);
+    }
     if (facts->status->n_types) {
         (void)putchar('\n');
         print_types(facts);

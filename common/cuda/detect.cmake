@@ -1,0 +1,55 @@
+# Are there headers of the CUDA driver's interface? Sets RV_CUDA (ON or OFF) and makes the target rv_cuda_headers, which
+# has their folder when ON. Only headers are wanted: the driver itself is found when resvisor runs.
+#
+#   -DRESVISOR_CUDA=AUTO           built with CUDA where the headers of a Toolkit 12.0 or newer are found (default)
+#   -DRESVISOR_CUDA=ON             the same, and an error where they are not
+#   -DRESVISOR_CUDA=OFF            without
+#   -DRESVISOR_CUDA_INCLUDE=DIR    the folder of cuda.h and cudaTypedefs.h; then an error if they are not in it
+set(RESVISOR_CUDA AUTO CACHE STRING "Device memory by the CUDA driver: AUTO, ON or OFF")
+set_property(CACHE RESVISOR_CUDA PROPERTY STRINGS AUTO ON OFF)
+set(RESVISOR_CUDA_INCLUDE "" CACHE PATH "Folder of cuda.h and cudaTypedefs.h; empty = search")
+set(RV_CUDA_OLDEST 12000) # cuGetProcAddress_v2, and the versioned types that driver.h names
+
+function(rv_detect_cuda ret_folder ret_problem)
+  set(${ret_folder} "" PARENT_SCOPE)
+  if(RESVISOR_CUDA_INCLUDE)
+    set(folder ${RESVISOR_CUDA_INCLUDE})
+  else()
+    find_path(folder cudaTypedefs.h NO_CACHE HINTS ${CUDAToolkit_ROOT} ENV CUDAToolkit_ROOT ENV CUDA_HOME ENV CUDA_PATH
+      PATHS /usr/local/cuda PATH_SUFFIXES include)
+  endif()
+  foreach(header cuda.h cudaTypedefs.h)
+    if(NOT EXISTS ${folder}/${header})
+      set(${ret_problem} "${header} not found" PARENT_SCOPE)
+      return()
+    endif()
+  endforeach()
+  file(STRINGS ${folder}/cuda.h line REGEX "^#define CUDA_VERSION [0-9]+")
+  string(REGEX MATCH "[0-9]+$" version "${line}")
+  if(NOT version OR version LESS RV_CUDA_OLDEST)
+    set(${ret_problem} "${folder}/cuda.h is of CUDA_VERSION '${version}', wanted is ${RV_CUDA_OLDEST} or newer" PARENT_SCOPE)
+    return()
+  endif()
+  set(${ret_folder} ${folder} PARENT_SCOPE)
+  set(${ret_problem} "" PARENT_SCOPE)
+  message(STATUS "CUDA: ON, headers of version ${version} in ${folder}")
+endfunction()
+
+string(TOUPPER "${RESVISOR_CUDA}" wanted)
+set(RV_CUDA OFF)
+add_library(rv_cuda_headers INTERFACE)
+if(wanted STREQUAL "AUTO" OR wanted STREQUAL "ON")
+  rv_detect_cuda(cuda_folder cuda_problem)
+  if(cuda_folder)
+    set(RV_CUDA ON)
+    target_include_directories(rv_cuda_headers SYSTEM INTERFACE ${cuda_folder})
+  elseif(wanted STREQUAL "ON" OR RESVISOR_CUDA_INCLUDE)
+    message(FATAL_ERROR "CUDA: ${cuda_problem}. Give their folder by -DRESVISOR_CUDA_INCLUDE=DIR, or -DRESVISOR_CUDA=OFF")
+  else()
+    message(STATUS "CUDA: OFF, ${cuda_problem}")
+  endif()
+elseif(wanted STREQUAL "OFF")
+  message(STATUS "CUDA: OFF, as asked")
+else()
+  message(FATAL_ERROR "RESVISOR_CUDA is '${RESVISOR_CUDA}'; allowed are AUTO, ON and OFF")
+endif()
