@@ -159,6 +159,8 @@ static void ask_model(struct rv_http_request *request, Resvisor__V1__ModelAction
 
     model.action = action;
     model.model = (char *)request->target.segments[3];
+    if (rv_http_query(&request->target, "device"))
+        model.device = (char *)rv_http_query(&request->target, "device");
     message.body_case = RESVISOR__V1__REQUEST__BODY_MODEL;
     message.model = &model;
     ask(request, &message, render_model);
@@ -314,11 +316,11 @@ static const struct rv_http_route routes[] = {
     {"GET", "/metrics", RV_HTTP_CLIENT, false, "", do_metrics},
     {"GET", V1 "status", RV_HTTP_CLIENT, false, "", do_status},
     {"GET", V1 "models", RV_HTTP_CLIENT, false, "", do_models},
-    {"GET", V1 "models/*", RV_HTTP_CLIENT, false, "", do_show},
-    {"POST", V1 "models/*/load", RV_HTTP_CLIENT, false, "", do_load},
-    {"POST", V1 "models/*/unload", RV_HTTP_OPERATOR, false, "", do_unload},
-    {"POST", V1 "models/*/pin", RV_HTTP_OPERATOR, false, "", do_pin},
-    {"POST", V1 "models/*/unpin", RV_HTTP_OPERATOR, false, "", do_unpin},
+    {"GET", V1 "models/*", RV_HTTP_CLIENT, false, "device ", do_show},
+    {"POST", V1 "models/*/load", RV_HTTP_CLIENT, false, "device ", do_load},
+    {"POST", V1 "models/*/unload", RV_HTTP_OPERATOR, false, "device ", do_unload},
+    {"POST", V1 "models/*/pin", RV_HTTP_OPERATOR, false, "device ", do_pin},
+    {"POST", V1 "models/*/unpin", RV_HTTP_OPERATOR, false, "device ", do_unpin},
     {"POST", V1 "jobs", RV_HTTP_CLIENT, true, "", do_submit},
     {"GET", V1 "jobs", RV_HTTP_CLIENT, false, "type unfinished limit ", do_list},
     {"GET", V1 "jobs/*", RV_HTTP_CLIENT, false, "", do_get},
