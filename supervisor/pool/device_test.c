@@ -20,8 +20,7 @@
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
-#define SILENCE_US (60 * RV_SEC) /* cuInit of a machine with many devices takes its time */
-#define LONGEST_US (600 * RV_SEC)
+#define LONGEST_TIMES 10u /* cuda.test_timeout: in all, however much it says */
 #define WAITS_MAX 16u
 #define CACHE_NAME "devices"
 
@@ -342,13 +341,16 @@ static void on_timer(int fd, short what, void *context)
 
     (void)fd;
     (void)what;
-    fail(s, s->devices->search->done ? "did not end after its report" : "said nothing for too long");
+    fail(s, s->devices->search->done ? "did not end after its report"
+                                     : "said nothing for as long as cuda.test_timeout allows");
 }
 
-static void arm(struct rv_device_search *search)
+static void arm(struct rv_supervisor *s)
 {
-    uint64_t spent = rv_now_us() - search->started_us, left = spent < LONGEST_US ? LONGEST_US - spent : 1;
-    struct timeval tv = rv_timeval(left < SILENCE_US ? left : SILENCE_US);
+    struct rv_device_search *search = s->devices->search;
+    uint64_t silence = s->config->cuda_test_timeout_us, longest = LONGEST_TIMES * silence;
+    uint64_t spent = rv_now_us() - search->started_us, left = spent < longest ? longest - spent : 1;
+    struct timeval tv = rv_timeval(left < silence ? left : silence);
 
     (void)event_add(search->timer, &tv);
 }
@@ -383,7 +385,7 @@ static void begin(struct rv_supervisor *s)
         return;
     }
     search->spawned = true;
-    arm(search);
+    arm(s);
 }
 
 static void start_next(struct rv_supervisor *s)
@@ -546,7 +548,7 @@ bool rv_device_search_on_frame(struct rv_supervisor *s, const Rv__Frame *frame)
         return true; /* it is being killed */
     if (search->done)
         return false;
-    arm(search);
+    arm(s);
     switch (frame->body_case) {
     case RV__FRAME__BODY_DEVICE_FOUND:
         lie = on_found(s, frame->device_found);
