@@ -73,6 +73,16 @@ make_venv() {
             cp tests/requirements.txt "$build/venv/requirements.txt"; }
 }
 
+# CUDA's headers, of which the code that uses the driver and the driver's double are built also where there is no Toolkit.
+get_cuda_headers() {
+    "$build/venv/bin/python" tests/cuda_headers.py get "$build/cuda-headers"
+}
+
+# The same code with the headers of the other Toolkits.
+check_cuda_headers() {
+    "$build/venv/bin/python" tests/cuda_headers.py check "$build/cuda-headers" "$build/release"
+}
+
 # A second one with torch, which is large: made on first use, in build/torch-venv.
 make_torch_venv() {
     cat tests/requirements.txt tests/with_torch/requirements.txt deploy/comfyui/requirements.txt tests/comfyui/requirements.txt \
@@ -104,7 +114,8 @@ torch_tests() {
 
 # build_tree PRESET
 build_tree() {
-    cmake --preset "$1" -B "$build/$1" -DRESVISOR_TESTS=ON && cmake --build "$build/$1"
+    cmake --preset "$1" -B "$build/$1" -DRESVISOR_TESTS=ON -DRESVISOR_CUDA=ON \
+        -DRESVISOR_CUDA_INCLUDE="$build/cuda-headers/build" && cmake --build "$build/$1"
 }
 
 # unit_tests PRESET CTEST-ARGUMENTS…
@@ -166,6 +177,7 @@ packages=--tests
 [ "$mode" != full ] || [ $# -gt 0 ] || packages=--full-tests
 stage dependencies hide deploy/install-dependencies.sh $packages || finish
 stage python hide make_venv || finish
+stage cuda-headers hide get_cuda_headers || finish
 stage build-release hide build_tree release || finish
 
 if [ $# -gt 0 ]; then
@@ -174,6 +186,7 @@ if [ $# -gt 0 ]; then
 fi
 
 stage ctest show unit_tests release || true
+stage cuda-toolkits show check_cuda_headers || true
 if [ "$mode" = quick ]; then
     stage pytest show python_tests release -m "not slow" || true
     finish

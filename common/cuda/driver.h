@@ -61,6 +61,7 @@
     X(EventCreate, 2000, 1)                   \
     X(EventRecord, 2000, 1)                   \
     X(EventQuery, 2000, 1)                    \
+    X(EventSynchronize, 2000, 1)              \
     X(EventDestroy, 4000, 1)                  \
     X(PointerGetAttribute, 4000, 0)
 
