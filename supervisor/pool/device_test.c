@@ -371,7 +371,7 @@ static void begin(struct rv_supervisor *s)
 
         if (search->only >= 0 && search->only != (int)i)
             continue;
-        if (d->state == RV_DEVICE_READY && rv_device_in_use(s, (int)i))
+        if (d->state == RV_DEVICE_READY && (s->devices->extras[i].suspected || rv_device_in_use(s, (int)i)))
             s->devices->extras[i].suspected = true;
         else if (d->state != RV_DEVICE_LOST) /* that it stays until it is mended */
             d->state = RV_DEVICE_TESTING;
