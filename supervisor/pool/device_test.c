@@ -27,6 +27,7 @@
 struct search_wait {
     struct rv_session *session;
     uint64_t id;
+    int device; /* that is shown; -1 = all */
 };
 
 struct rv_device_search {
@@ -55,13 +56,14 @@ static void start_next(struct rv_supervisor *s);
 
 /* ---- who waits -------------------------------------------------------------------------------------------------- */
 
-int rv_device_search_wait(struct rv_supervisor *s, struct rv_session *session, uint64_t id, struct rv_error *err)
+int rv_device_search_wait(struct rv_supervisor *s, struct rv_session *session, uint64_t id, int device,
+                          struct rv_error *err)
 {
     struct rv_device_search *search = s->devices->search;
 
     if (search->wait_count >= WAITS_MAX)
         return rv_error_set(err, EBUSY, ERROR(LIMIT), "%u requests wait for a self-test already", WAITS_MAX);
-    search->waits[search->wait_count++] = (struct search_wait){session, id};
+    search->waits[search->wait_count++] = (struct search_wait){session, id, device};
     return 0;
 }
 
@@ -84,7 +86,7 @@ static void answer_waits(struct rv_supervisor *s)
     while (search->wait_count) {
         struct search_wait wait = search->waits[--search->wait_count];
 
-        rv_device_send_list(wait.session, wait.id, "");
+        rv_device_send_list(wait.session, wait.id, wait.device);
     }
 }
 
