@@ -1,33 +1,28 @@
-/* The loader's end of the channel to the supervisor. Loader only, main thread only. */
+/* The loader's messages to the supervisor; child.h has what other children say too. Loader only, main thread only. */
 #ifndef RV_LOADER_CONTROL_H
 #define RV_LOADER_CONTROL_H
 
 #include "error.h"
 #include "frame.h"
+#include "memory.h"
 #include "plan.h"
-
-/* Says Hello and waits for the answer. 0, or a negative errno: the supervisor is gone or speaks another version. */
-int rv_control_open(int socket);
-
-/* From now on the process ends by itself when the supervisor's end closes, whatever it is doing. 0 or negative errno.
- */
-int rv_control_watch(int socket);
-
-/* A close from now on is the supervisor's word that it has taken everything: the process ends with 0. */
-void rv_control_handed_over(void);
 
 /* The LoadStart frame: the caller's to rv_frame_fini; its descriptor 0 is the model file. */
 int rv_control_start(int socket, struct rv_frame *ret_frame);
 
-/* Sends the plan and waits for the verdict: 0 = admitted, -ECANCELED = not. */
-int rv_control_plan(int socket, const struct rv_plan *plan, uint64_t arena_bytes);
+/*
+ * Sends the plan and waits for the verdict: 0 = admitted, -ECANCELED = not. *ret_given: an arena that was allocated
+ * elsewhere and is to be filled; backend RV_BACKEND_NONE = none came with it.
+ */
+int rv_control_plan(int socket, const struct rv_plan *plan, uint64_t arena_bytes, struct rv_arena *ret_given);
 
 /* At most every 100 ms, and only if it can be sent at once. */
 void rv_control_progress(int socket, uint64_t done, uint64_t total);
 
 struct rv_control_result {
     const struct rv_arena *arena;
-    int arena_fd, index_fd;
+    int arena_fd; /* -1 = the arena has none */
+    int index_fd;
     uint64_t index_size, read_bytes, disk_bytes, load_us;
     const char *method;
 };
@@ -35,6 +30,7 @@ struct rv_control_result {
 /* Hands the descriptors over and waits until they were taken. */
 int rv_control_done(int socket, const struct rv_plan *plan, const struct rv_control_result *result);
 
-void rv_control_error(int socket, const struct rv_error *err);
+/* A driver's error, for the supervisor to judge the device by; before rv_child_error. uuid: RV_DEVICE_UUID_SIZE. */
+void rv_control_fault(int socket, const uint8_t *uuid, int number, const char *what);
 
 #endif

@@ -31,8 +31,9 @@ struct rv_execution {
     struct rv_job *job; /* parameters, payload, progress, outputs; the host finishes it after run() */
     void *state;        /* what start() returned */
     uint32_t lease_count;
-    struct rv_lease *const *leases; /* the job's model first, then the type's other models in configured order */
-    const char *const *model_names; /* lease_count names, same order */
+    struct rv_lease *const *leases;   /* the job's model first, then the type's other models in configured order */
+    const char *const *model_names;   /* lease_count names, same order */
+    struct rv_connection *connection; /* the worker's, for rv_device_report; never rv_disconnect it */
 };
 
 struct rv_executor {
@@ -48,6 +49,8 @@ struct rv_executor {
     /*
      * Runs one job: reads tensors, adds outputs by rv_job_add_output. 0 = done; negative errno = failed, with err
      * filled. -ECANCELED after rv_job_progress or rv_job_cancelled said so. Must not call rv_job_finish or rv_job_fail.
+     * After a failure with ERROR_DEVICE or ERROR_DEVICE_LOST the host reports the job and ends: an error of a device
+     * stays with the process that met it, and a new worker takes its place.
      */
     int (*run)(struct rv_execution *execution, struct rv_failure *err);
 
