@@ -65,7 +65,6 @@ CASE(a_lease_on_a_device_has_its_pointers_and_facts)
     CHECK(rv_attach(connection, "m", &options, &lease, &err) == -EOPNOTSUPP);
     CHECK(strstr(err.message, "cuda:0") && strstr(err.remedy, "host"));
     lease = attach_to(connection);
-    CHECK(open_descriptors() == before); /* the mapping keeps the memory, not a descriptor */
     info = lease_facts(lease);
     CHECK(strcmp(info.device, "cuda:0") == 0 && strcmp(info.backend, "cuda-vmm") == 0);
     CHECK(info.device_type == 2 && info.device_id == 0 && info.mapping == RV_MAPPING_SHARED_READ_ONLY);
@@ -82,6 +81,7 @@ CASE(a_lease_on_a_device_has_its_pointers_and_facts)
     }
     CHECK(WIFSIGNALED(child_status(child)));
     rv_detach(lease);
+    CHECK(open_descriptors() == before);
     rv_disconnect(connection);
     double_stop(&d);
 }
@@ -323,11 +323,15 @@ CASE(a_dlpack_tensor_of_a_device_keeps_its_memory)
     double_stop(&d);
 }
 
+/* A detach may come, or not. */
 static void serve_one_to_the_end(int socket)
 {
+    struct rv_frame got = RV_FRAME_INIT;
+
     double_hello(socket, RV_PROTOCOL_VERSION);
     send_device_lease(socket, 11);
-    double_expect_end(socket);
+    while (rv_frame_wait(socket, &got, DOUBLE_WAIT_US) == 1)
+        rv_frame_fini(&got);
 }
 
 /* ready: the lease, a tensor of it and the connection; the case ends them in some order, or not at all. */
