@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -126,9 +127,14 @@ static int step_find(struct actor *a, const struct rv_call *call, struct rv_answ
 
 static int step_info(struct actor *a, const struct rv_call *call, struct rv_answer *answer, struct rv_error *err)
 {
+    int r;
+
     if (!a->cuda)
         return rv_error_set(err, EINVAL, ERROR(INTERNAL), "the driver is not open");
-    return rv_cuda_device_info(a->cuda, call->number, &answer->info, err);
+    r = rv_cuda_device_info(a->cuda, call->number, &answer->info, err);
+    for (uint32_t i = 0; r == 0 && i < answer->info.attribute_count; i++)
+        (void)snprintf(answer->attributes[i], sizeof(answer->attributes[i]), "%s", answer->info.attributes[i].name);
+    return r;
 }
 
 static int step_open(struct actor *a, const struct rv_call *call, struct rv_answer *answer, struct rv_error *err)
@@ -277,6 +283,8 @@ static int step_poke(struct actor *a, const struct rv_call *call, struct rv_answ
 
 static int step_close(struct actor *a, const struct rv_call *call, struct rv_answer *answer, struct rv_error *err)
 {
+    int r = 0;
+
     (void)call;
     (void)answer;
     if (a->host) {
@@ -284,8 +292,13 @@ static int step_close(struct actor *a, const struct rv_call *call, struct rv_ans
         a->host = NULL;
         a->host_size = 0;
     }
-    rv_cuda_memory_close(a->device, &a->memory);
+    if (a->memory.backend == RV_BACKEND_CUDA_IPC)
+        r = rv_orders_close_ipc(a->cuda, rv_cuda_device_ordinal(a->device), &a->memory, err);
+    else
+        rv_cuda_memory_close(a->device, &a->memory);
     a->memory = (struct rv_cuda_memory){0};
+    if (r < 0)
+        return r;
     return rv_cuda_device_check(a->device, err); /* closing says nothing of its own: a broken context does */
 }
 

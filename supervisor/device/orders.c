@@ -56,8 +56,8 @@ static int failed(const struct round *round, const char *call, CUresult result, 
         for (size_t i = 0; i < COUNT(letters); i++)
             if (letters[i].letter == *p && used < sizeof(words))
                 used += (size_t)snprintf(words + used, sizeof(words) - used, "%s%s", used ? ", " : "", letters[i].word);
-    return rv_error_set(err, EIO, ERROR(DEVICE), "%s: %d %s, in the order %s", call, (int)result, name ? name : "?",
-                        *words ? words : "of the start");
+    return rv_error_set(err, EIO, ERROR(DEVICE), "%s: %d %s%s%s", call, (int)result, name ? name : "?",
+                        *words ? ", in the order " : "", words);
 }
 
 static int context_make(struct round *round, struct rv_error *err)
@@ -237,5 +237,32 @@ int rv_orders_vmm(struct rv_cuda *cuda, uint32_t ordinal, uint64_t size, struct 
         r = result == CUDA_SUCCESS ? 0 : failed(&round, "cuDevicePrimaryCtxRelease", result, err);
     }
     answer->values[0] = lost >= size ? lost : 0;
+    return r;
+}
+
+static int close_ipc(struct round *round, struct rv_cuda_memory *memory, struct rv_error *err)
+{
+    if (memory->owned)
+        CALL(MemFree, memory->address);
+    else
+        CALL(IpcCloseMemHandle, memory->address);
+    memory->address = 0;
+    CALL(CtxSynchronize);
+    return 0;
+}
+
+int rv_orders_close_ipc(struct rv_cuda *cuda, uint32_t ordinal, struct rv_cuda_memory *memory, struct rv_error *err)
+{
+    struct round round = {.driver = rv_cuda_driver_of(cuda), .order = ""};
+    CUresult result = round.driver->DeviceGet(&round.device, (int)ordinal);
+    int r;
+
+    if (result != CUDA_SUCCESS)
+        return failed(&round, "cuDeviceGet", result, err);
+    r = context_make(&round, err); /* the process' one, which is open already */
+    if (r == 0)
+        r = close_ipc(&round, memory, err);
+    if (round.context)
+        (void)give_back(&round, 'c');
     return r;
 }
