@@ -42,7 +42,8 @@ struct round {
     CUmemGenericAllocationHandle handle;
     CUdeviceptr address;
     int fd;
-    bool context; /* is retained and current */
+    bool context;         /* is retained and current */
+    struct rv_error note; /* what a call said after the context's end */
 };
 
 static int failed(const struct round *round, const char *call, CUresult result, struct rv_error *err)
@@ -112,11 +113,25 @@ static int make(struct round *round, bool imported, struct rv_error *err)
     return 0;
 }
 
-/* A context that has ended may have taken the mapping along. */
+/* A context that has ended may have taken the mapping along: no document says so, and none says that it must not. Then
+ * the calls may find nothing; whether the memory comes back is what counts. */
 static bool is_gone(const struct round *round, CUresult result)
 {
-    return !round->context && (result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT ||
-                               result == CUDA_ERROR_DEINITIALIZED);
+    static const CUresult gone[] = {CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_INVALID_CONTEXT,
+                                    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_CONTEXT_IS_DESTROYED};
+
+    for (size_t i = 0; i < COUNT(gone); i++)
+        if (!round->context && result == gone[i])
+            return true;
+    return false;
+}
+
+static const char *call_of(char letter)
+{
+    for (size_t i = 0; i < COUNT(letters); i++)
+        if (letters[i].letter == letter)
+            return letters[i].call;
+    return "?";
 }
 
 static CUresult give_back(struct round *round, char letter)
@@ -151,11 +166,13 @@ static int play(struct round *round, const char *order, bool imported, struct rv
     for (const char *p = order; r == 0 && *p; p++) {
         CUresult result = give_back(round, *p);
 
-        if (result == CUDA_SUCCESS || is_gone(round, result))
+        if (result == CUDA_SUCCESS)
             continue;
-        for (size_t i = 0; i < COUNT(letters); i++)
-            if (letters[i].letter == *p)
-                r = failed(round, letters[i].call, result, err);
+        r = failed(round, call_of(*p), result, err);
+        if (is_gone(round, result)) {
+            round->note = *err;
+            r = 0;
+        }
     }
     return r;
 }
@@ -237,6 +254,7 @@ int rv_orders_vmm(struct rv_cuda *cuda, uint32_t ordinal, uint64_t size, struct 
         r = result == CUDA_SUCCESS ? 0 : failed(&round, "cuDevicePrimaryCtxRelease", result, err);
     }
     answer->values[0] = lost >= size ? lost : 0;
+    memcpy(answer->text, round.note.message, sizeof(answer->text));
     return r;
 }
 
