@@ -596,6 +596,9 @@ static const struct {
     {CODE(USAGE), EINVAL},
     {CODE(PORT_TAKEN), EADDRINUSE},
     {CODE(FILE_DAMAGED), EBADMSG},
+    {CODE(NO_SUCH_DEVICE), ENODEV},
+    {CODE(DEVICE), EIO},
+    {CODE(DEVICE_LOST), ENODEV},
 };
 
 int rv_error_from_message(struct rv_error *err, const Resvisor__V1__Error *message)

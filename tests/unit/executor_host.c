@@ -65,7 +65,7 @@ int host_run(const struct rv_executor *executor, struct rv_lease *const *leases,
              const char *const *params, uint64_t cancel_at, struct rv_job *job, struct rv_failure *err)
 {
     static const char *const names[HOST_LEASES_MAX] = {"first", "second", "third", "fourth"};
-    struct rv_execution execution = {sizeof(execution), job, NULL, lease_count, leases, names};
+    struct rv_execution execution = {sizeof(execution), job, NULL, lease_count, leases, names, NULL};
 
     *job = (struct rv_job){.cancel_at = cancel_at};
     for (; *params; params++, job->param_count++) {

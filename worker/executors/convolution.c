@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compute.h"
 #include "rpc.pb-c.h"
 
 #define NAME_BYTES 96
@@ -127,12 +128,14 @@ int rv_convolve(struct rv_run *run, const struct rv_convolution *c, const float 
                 bool relu, float *out)
 {
     size_t plane = (size_t)height * width, pixels = STRIP_FLOATS / c->weight.columns + STRIP_PIXELS_MIN;
-    float *unfolded = malloc(pixels * c->weight.columns * sizeof(float));
     const float *weight, *bias = NULL;
+    float *unfolded;
     struct window w = {0};
     int r = 0;
 
-    if (!unfolded) {
+    if (run->compute)
+        return run->compute->convolve(run, c, in, height, width, relu, out);
+    if (!(unfolded = malloc(pixels * c->weight.columns * sizeof(float)))) {
         r = rv_run_no_memory(run, "a convolution");
         goto out;
     }

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "compute.h"
 #include "rpc.pb-c.h"
 #include "run.h"
 
@@ -80,10 +81,11 @@ static int fault_ignore_term(struct rv_run *run)
 }
 
 /* Flips the sign of one element per page: the result changes, and stays a number. */
-static uint64_t scribble(const struct rv_lease *lease)
+static int scribble(struct rv_run *run, const struct rv_lease *lease, uint64_t *pages)
 {
-    uint64_t i, offset, count = rv_tensor_count(lease), pages = 0;
+    uint64_t i, offset, count = rv_tensor_count(lease);
     struct rv_tensor tensor;
+    int r;
 
     for (i = 0; i < count; i++) {
         uint32_t step;
@@ -91,12 +93,15 @@ static uint64_t scribble(const struct rv_lease *lease)
         if (rv_tensor_at(lease, i, &tensor) < 0)
             continue;
         step = rv_dtype_bytes(tensor.dtype);
+        if (run->compute && step > 0 && (r = run->compute->flip(run, tensor.data, tensor.length, step - 1, PAGE)) < 0)
+            return r;
         for (offset = 0; step > 0 && offset + step <= tensor.length; offset += PAGE) {
-            ((uint8_t *)tensor.data)[offset + step - 1] ^= 0x80;
-            pages++;
+            if (!run->compute)
+                ((uint8_t *)tensor.data)[offset + step - 1] ^= 0x80;
+            ++*pages;
         }
     }
-    return pages;
+    return 0;
 }
 
 static int fault_write_weights(struct rv_run *run)
@@ -105,9 +110,11 @@ static int fault_write_weights(struct rv_run *run)
     uint64_t written = 0, copied = 0, bytes;
     bool known = true;
     uint32_t i;
+    int r;
 
     for (i = 0; i < execution->lease_count; i++) {
-        written += scribble(execution->leases[i]);
+        if ((r = scribble(run, execution->leases[i], &written)) < 0)
+            return r;
         if (rv_lease_copied_bytes(execution->leases[i], &bytes) < 0)
             known = false;
         else

@@ -10,14 +10,18 @@
 #include "fault.h"
 #include "resvisor-executor.h"
 
+struct rv_compute;
+
 struct rv_run {
     struct rv_execution *execution;
     struct rv_failure *err;
     struct rv_fault fault;
-    uint64_t done, total; /* steps of progress */
-    char text[64];        /* what the job is doing, for people */
-    char report[160];     /* of a fault, for a second output; empty = none */
-    float *panel;         /* RV_PANEL_FLOATS, made when the first 2-byte weight is met */
+    uint64_t done, total;             /* steps of progress */
+    char text[64];                    /* what the job is doing, for people */
+    char report[160];                 /* of a fault, for a second output; empty = none */
+    float *panel;                     /* RV_PANEL_FLOATS, made when the first 2-byte weight is met */
+    const struct rv_compute *compute; /* NULL = the CPU */
+    void *device;                     /* its own */
 };
 
 /* Fills err (may be NULL) and returns -number. code: resvisor.v1.ErrorCode. */

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compute.h"
 #include "rpc.pb-c.h"
 
 #define LAYERS_MAX 65536u
@@ -96,6 +97,8 @@ int rv_stack_apply(struct rv_run *run, const struct rv_stack *stack, float *x, u
     uint32_t i;
     int r;
 
+    if (run->compute)
+        return run->compute->stack(run, stack, x, rows);
     for (i = 0; i < stack->count; i++) {
         const struct rv_layer *layer = &stack->layers[i];
 

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "compute.h"
 #include "numbers.h"
 #include "rpc.pb-c.h"
 
@@ -113,12 +114,14 @@ const float *rv_weight_rows(struct rv_run *run, const struct rv_weight *weight, 
 {
     size_t start = (size_t)first * weight->columns, length = (size_t)count * weight->columns;
 
-    if (weight->dtype == RV_F32)
+    if (weight->dtype == RV_F32 && !run->compute)
         return (const float *)weight->data + start;
     if (!run->panel && !(run->panel = malloc(RV_PANEL_FLOATS * sizeof(float)))) {
         (void)rv_run_no_memory(run, "converted weights");
         return NULL;
     }
+    if (run->compute)
+        return run->compute->rows(run, weight, first, count, run->panel) == 0 ? run->panel : NULL;
     if (weight->dtype == RV_BF16)
         rv_floats_from_bf16(run->panel, (const uint16_t *)weight->data + start, length);
     else
@@ -144,6 +147,8 @@ int rv_weight_multiply(struct rv_run *run, const struct rv_weight *weight, const
     const float *w;
     int r;
 
+    if (run->compute)
+        return run->compute->multiply(run, weight, x, count, alpha, beta, out);
     for (first = 0; first < weight->rows; first += rows) {
         rows = weight->rows - first < limit ? weight->rows - first : limit;
         if (!(w = rv_weight_rows(run, weight, first, rows)))

@@ -6,11 +6,12 @@
 #include <string.h>
 
 #include "host.h"
+#include "memory.h"
 #include "paths.h"
 #include "rpc.pb-c.h"
 
 #define SYMBOL "resvisor_executor"
-#define SIZE_FIRST sizeof(struct rv_executor) /* of ABI version 1; later fields are added at the end */
+#define SIZE_FIRST offsetof(struct rv_executor, flags) /* of ABI version 1; later fields are added at the end */
 
 static int say(struct rv_failure *err, int number, const char *remedy, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -77,12 +78,24 @@ int host_executor_open(struct host *host, const char *name, struct rv_failure *e
     r = check(host, e, err);
     if (r < 0)
         return r;
-    memcpy(&host->executor, e, SIZE_FIRST);
+    memcpy(&host->executor, e, e->struct_size < sizeof(*e) ? SIZE_FIRST : sizeof(*e));
     if (!host->executor.name)
         host->executor.name = "(no name)";
     if (!host->executor.version)
         host->executor.version = "?";
     return 0;
+}
+
+int host_executor_takes(const struct host *host, const char *model, const struct rv_lease_info *info,
+                        struct rv_failure *err)
+{
+    const struct rv_backend *backend = rv_backend_by_name(info->backend);
+
+    if ((backend && !backend->on_device) || (host->executor.flags & RV_EXECUTOR_DEVICE_MEMORY))
+        return 0;
+    return say(err, EOPNOTSUPP, "set types.NAME.device to host, or use an executor that is made for devices",
+               "the model %.128s lies in the memory of %s (%s), and the executor %.64s reads weights by the CPU", model,
+               info->device, info->backend, host->executor.name);
 }
 
 void host_executor_close(struct host *host)

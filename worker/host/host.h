@@ -44,11 +44,14 @@ struct host {
 /* executor.c: dlopen and checks. An argument without a slash is an installed executor's name. */
 int host_executor_open(struct host *host, const char *name, struct rv_failure *err);
 void host_executor_close(struct host *host);
+/* 0, or -EOPNOTSUPP: the model lies where this executor cannot read it. */
+int host_executor_takes(const struct host *host, const char *model, const struct rv_lease_info *info,
+                        struct rv_failure *err);
 
 /* models.c */
 int host_models_attach(struct host *host, struct rv_failure *err);
 void host_models_detach(struct host *host);
-/* "3 models, 1.0 GiB mapped" */
+/* "3 models, 1.0 GiB mapped", and where if that is not the machine's memory: " on cuda:0" */
 void host_models_describe(const struct host *host, char *buffer, size_t size);
 /*
  * Fills leases and names (room for RV_TYPE_MODELS_MAX + 1) for a job: its model first, then the configured ones. Each

@@ -12,6 +12,9 @@
 #include <string.h>
 
 #include "host.h"
+#include "rpc.pb-c.h"
+
+#define DETAIL_MAX 512 /* bytes of what is said of the models */
 
 static const char help[] =
     "usage: resvisor-worker --executor FILE.so [--mapping private|shared] [--model NAME]...\n"
@@ -21,12 +24,13 @@ static const char help[] =
     "\n"
     "  --executor FILE   shared object with the symbol resvisor_executor, or the name of an installed executor\n"
     "  --mapping MODE    private: the executor may write, and only this process sees it (default; read-only where a\n"
-    "                    model lies in huge pages); shared: read-only\n"
+    "                    model lies in huge pages or on a device); shared: read-only\n"
     "  --model NAME      a configured model, mapped before the first job; may be given up to 16 times\n"
     "  --version, --help\n"
     "\n"
-    "Exit status: 0 drained; 1 failed, a restart may help; 78 wrong option, executor file or executor ABI: a restart\n"
-    "will not help.\n";
+    "Exit status: 0 drained; 1 failed, a restart may help; 78 wrong option, executor file or executor ABI, or an "
+    "executor\n"
+    "that cannot read models on a device: a restart will not help.\n";
 
 static const struct option options[] = {
     {"executor", required_argument, NULL, 'e'}, {"mapping", required_argument, NULL, 'm'},
@@ -97,12 +101,13 @@ static void print_failure(const char *what, int r, const struct rv_failure *err)
 static int work(struct host *host)
 {
     struct rv_failure err = {0};
-    char detail[128];
+    char detail[DETAIL_MAX];
     int r = host_models_attach(host, &err);
 
     if (r < 0) {
         print_failure("cannot map the models", r, &err);
-        return HOST_EXIT_FAILED;
+        return r == -EOPNOTSUPP && err.code == RESVISOR__V1__ERROR_CODE__ERROR_CONFIG ? HOST_EXIT_CONFIG
+                                                                                      : HOST_EXIT_FAILED;
     }
     if (host->executor.start) {
         r = host->executor.start(&host->state, &err);

@@ -6,11 +6,12 @@
 
 #include "host.h"
 
-static uint64_t generation_of(const struct rv_lease *lease)
+static struct rv_lease_info info_of(const struct rv_lease *lease)
 {
     struct rv_lease_info info = {.struct_size = sizeof(info)};
 
-    return rv_lease_get_info(lease, &info) == 0 ? info.generation : 0;
+    (void)rv_lease_get_info(lease, &info); /* fails for no lease at all: then all is 0 */
+    return info;
 }
 
 /* Makes the lease of a place one of the newest generation. On failure the old one stays. */
@@ -18,13 +19,20 @@ static int refresh(struct host *host, struct host_model *model, struct rv_failur
 {
     struct rv_attach_options options = RV_ATTACH_OPTIONS_INIT;
     struct rv_lease *lease = NULL;
+    struct rv_lease_info old = info_of(model->lease), new;
     int r;
 
     options.mapping = host->mapping;
     r = rv_attach(rv_worker_connection(host->worker), model->name, &options, &lease, err);
     if (r < 0)
         return r;
-    if (model->lease && generation_of(model->lease) == generation_of(lease)) {
+    new = info_of(lease);
+    r = host_executor_takes(host, model->name, &new, err);
+    if (r < 0) {
+        rv_detach(lease);
+        return r;
+    }
+    if (model->lease && old.generation == new.generation &&strcmp(old.device, new.device) == 0) {
         rv_detach(lease);
     } else {
         rv_detach(model->lease);
@@ -57,22 +65,43 @@ void host_models_detach(struct host *host)
     }
 }
 
+/* " on cuda:0, host": the places, unless all is the machine's memory. */
+static void describe_places(const struct host *host, char *buffer, size_t size)
+{
+    bool any = false;
+    size_t length;
+
+    (void)snprintf(buffer, size, " on ");
+    for (uint32_t i = 0; i < host->model_count; i++) {
+        struct rv_lease_info info = info_of(host->models[i].lease);
+        bool known = false;
+
+        for (uint32_t k = 0; k < i && !known; k++)
+            known = strcmp(info_of(host->models[k].lease).device, info.device) == 0;
+        if (known)
+            continue;
+        length = strlen(buffer);
+        (void)snprintf(buffer + length, size - length, "%s%s", i > 0 ? ", " : "", info.device);
+        any |= strcmp(info.device, "host") != 0;
+    }
+    if (!any)
+        buffer[0] = '\0';
+}
+
 void host_models_describe(const struct host *host, char *buffer, size_t size)
 {
     static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+    char places[256];
     double bytes = 0;
     unsigned unit = 0;
 
-    for (uint32_t i = 0; i < host->model_count; i++) {
-        struct rv_lease_info info = {.struct_size = sizeof(info)};
-
-        if (rv_lease_get_info(host->models[i].lease, &info) == 0)
-            bytes += (double)info.bytes;
-    }
+    for (uint32_t i = 0; i < host->model_count; i++)
+        bytes += (double)info_of(host->models[i].lease).bytes;
     for (; bytes >= 1024 && unit + 1 < sizeof(units) / sizeof(units[0]); unit++)
         bytes /= 1024;
-    (void)snprintf(buffer, size, "%u model%s, %.1f %s mapped", host->model_count, host->model_count == 1 ? "" : "s",
-                   bytes, units[unit]);
+    describe_places(host, places, sizeof(places));
+    (void)snprintf(buffer, size, "%u model%s, %.1f %s mapped%s", host->model_count, host->model_count == 1 ? "" : "s",
+                   bytes, units[unit], places);
 }
 
 static struct host_model *find_configured(struct host *host, const char *name)

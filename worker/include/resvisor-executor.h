@@ -22,14 +22,18 @@ extern "C" {
 
 #define RV_EXECUTOR_ABI_VERSION 1
 
+/* rv_executor.flags */
+#define RV_EXECUTOR_DEVICE_MEMORY 1u /* run() takes leases in a device's memory, whose pointers the CPU cannot read */
+
 /* What the host gives to run(): the job and the leases of the models that the workflow type names. */
 struct rv_execution {
     size_t struct_size;
     struct rv_job *job; /* parameters, payload, progress, outputs; the host finishes it after run() */
     void *state;        /* what start() returned */
     uint32_t lease_count;
-    struct rv_lease *const *leases; /* the job's model first, then the type's other models in configured order */
-    const char *const *model_names; /* lease_count names, same order */
+    struct rv_lease *const *leases;   /* the job's model first, then the type's other models in configured order */
+    const char *const *model_names;   /* lease_count names, same order */
+    struct rv_connection *connection; /* the worker's, for rv_device_report; never rv_disconnect it */
 };
 
 struct rv_executor {
@@ -45,11 +49,17 @@ struct rv_executor {
     /*
      * Runs one job: reads tensors, adds outputs by rv_job_add_output. 0 = done; negative errno = failed, with err
      * filled. -ECANCELED after rv_job_progress or rv_job_cancelled said so. Must not call rv_job_finish or rv_job_fail.
+     * After a failure with ERROR_DEVICE or ERROR_DEVICE_LOST the host reports the job and ends: an error of a device
+     * stays with the process that met it, and a new worker takes its place.
      */
     int (*run)(struct rv_execution *execution, struct rv_failure *err);
 
     /* Once, before a clean exit. May be NULL. */
     void (*stop)(void *state);
+
+    /* RV_EXECUTOR_…; 0 where struct_size does not reach it. Without DEVICE_MEMORY the host refuses to start on models
+     * in a device's own memory (backends cuda-vmm and cuda-ipc). */
+    uint64_t flags;
 };
 
 #ifdef __cplusplus

@@ -111,7 +111,9 @@ RV_API int rv_attach(struct rv_connection *connection, const char *model, const 
  */
 RV_API void rv_detach(struct rv_lease *lease);
 
-/* True = resvisor asked for the memory back (it is about to be freed): detach as soon as nothing uses it. */
+/* True = resvisor asked for the memory back (it is about to be freed), or memory that only lives with resvisor
+ * (cuda-ipc) has lost it: detach as soon as nothing uses it. A client's call looks at what has come on the connection;
+ * it does not wait. */
 RV_API bool rv_lease_is_revoked(const struct rv_lease *lease);
 
 struct rv_lease_info {
@@ -201,12 +203,15 @@ RV_API int rv_tensor_read(const struct rv_lease *lease, const char *name, uint64
                           uint64_t length, struct rv_failure *err);
 
 #define RV_DLPACK_VERSIONED 1u /* DLManagedTensorVersioned of DLPack 1.1; otherwise DLManagedTensor */
-#define RV_DLPACK_BYTES 2u     /* dtype uint8, with the last dimension times the element's size: for 8-bit floats */
+#define RV_DLPACK_BYTES                                                                      \
+    2u /* dtype uint8, with the last dimension times the element's size: for 8-bit floats. A \
+          scalar of several bytes gets one dimension */
 
 /*
  * The tensor for other libraries: *ret_managed is a DLManagedTensor or DLManagedTensorVersioned of dlpack.h, in place,
  * which the taker ends by its own `deleter` (a C function of this library, any thread). It keeps the lease's memory.
- * The versioned form has the read-only flag where a write would fault. -ENOENT; -EOPNOTSUPP: DLPack has no such dtype.
+ * The versioned form has the read-only flag unless the mapping is private: a write would fault, or (cuda-ipc) be seen
+ * by everybody. -ENOENT; -EOPNOTSUPP: DLPack has no such dtype.
  */
 RV_API int rv_tensor_dlpack(struct rv_lease *lease, const char *name, unsigned flags, void **ret_managed,
                             struct rv_failure *err);
@@ -224,7 +229,8 @@ RV_API const char *rv_lease_metadata(const struct rv_lease *lease);
 
 /*
  * A worker or client tells the supervisor that a device failed it: error is a CUresult (or cudaError_t) such as 719,
- * what the call. The supervisor looks at the device itself and marks it as lost if that fails too. Never blocks.
+ * what the call. The supervisor looks at the device itself and marks it as lost if that fails too. Never blocks. lease:
+ * one on that device. (rv_attach, rv_tensor_read and rv_lease_verify report by themselves what they fail with.)
  */
 RV_API void rv_device_report(struct rv_connection *connection, const struct rv_lease *lease, int error,
                              const char *what);

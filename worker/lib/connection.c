@@ -16,6 +16,9 @@
 #include "clock.h"
 #include "internal.h"
 
+#define REPORT_MAX 512u /* bytes of what a device failed with */
+#define LOOK_TURN 64u   /* frames that one look reads at most */
+
 /* ---- its life -------------------------------------------------------------------------------------------------- */
 
 static struct rv_connection *connection_new(int socket)
@@ -76,12 +79,15 @@ void rv_disconnect(struct rv_connection *c)
         c->socket = -1;
         return;
     }
-    (void)pthread_mutex_lock(&c->lock);
-    kill_locked(c, -ENOTCONN, "the connection was closed by this program");
-    (void)close(c->socket);
-    c->socket = -1;
-    (void)pthread_mutex_unlock(&c->lock);
+    rv_connection_kill(c, -ENOTCONN, "the connection was closed by this program");
+    (void)shutdown(c->socket, SHUT_RDWR); /* not closed: a tensor's deleter on another thread may be about to use it */
     rv_connection_unref(c);
+}
+
+void rv_device_report(struct rv_connection *c, const struct rv_lease *lease, int error, const char *what)
+{
+    if (rv_connection_usable(c, NULL) == 0 && rv_lease_usable(lease) == 0 && lease->memory->has_device)
+        rv_connection_report(c, lease->memory->uuid, error, what ? what : "");
 }
 
 int rv_connection_usable(const struct rv_connection *c, struct rv_error *err)
@@ -122,6 +128,18 @@ static int tell_detach(struct rv_connection *c, uint64_t lease_id, uint64_t time
     return tell(c, &frame, timeout_us);
 }
 
+/* Locked. */
+static void mark_revoked(struct rv_connection *c, uint64_t lease_id)
+{
+    for (struct rv_lease *lease = c->leases; lease; lease = lease->next) {
+        if (lease->id == lease_id) {
+            atomic_store_explicit(&lease->revoked, true, memory_order_relaxed);
+            return;
+        }
+    }
+    c->revoked[c->revoked_count++ % RV_REVOKED_MAX] = lease_id; /* its attach is still at work, or it is gone */
+}
+
 /* Gives a frame to who waits for it. Takes over the frame. Locked. */
 static void dispatch(struct rv_connection *c, struct rv_frame *frame)
 {
@@ -143,6 +161,8 @@ static void dispatch(struct rv_connection *c, struct rv_frame *frame)
         *frame = (struct rv_frame)RV_FRAME_INIT;
     } else if (m->body_case == RV__FRAME__BODY_ATTACH_REPLY) {
         (void)tell_detach(c, m->attach_reply->lease_id, 0); /* its asker gave up */
+    } else if (m->body_case == RV__FRAME__BODY_LEASE_REVOKE) {
+        mark_revoked(c, m->lease_revoke->lease_id);
     } else if (c->owner) {
         c->owner->on_frame(c->owner_context, frame);
     }
@@ -170,6 +190,26 @@ int rv_connection_read(struct rv_connection *c)
     (void)pthread_cond_broadcast(&c->changed);
     (void)pthread_mutex_unlock(&c->lock);
     return r;
+}
+
+void rv_connection_look(struct rv_connection *c)
+{
+    bool mine;
+
+    (void)pthread_mutex_lock(&c->lock);
+    mine = !c->serviced && !c->reading && !c->dead;
+    if (mine)
+        c->reading = true;
+    (void)pthread_mutex_unlock(&c->lock);
+    if (!mine)
+        return;
+    for (unsigned i = 0; i < LOOK_TURN; i++)
+        if (rv_connection_read(c) != 1)
+            break;
+    (void)pthread_mutex_lock(&c->lock);
+    c->reading = false;
+    (void)pthread_cond_broadcast(&c->changed);
+    (void)pthread_mutex_unlock(&c->lock);
 }
 
 static struct timespec to_timespec(uint64_t us)
@@ -314,6 +354,25 @@ void rv_connection_detach(struct rv_connection *c, uint64_t lease_id)
     (void)pthread_mutex_unlock(&c->lock);
     if (!dead && tell_detach(c, lease_id, RV_SEND_US) == -ETIMEDOUT)
         rv_connection_kill(c, -ECONNRESET, "resvisor takes no requests");
+}
+
+void rv_connection_report(struct rv_connection *c, const uint8_t uuid[RV_DEVICE_UUID_SIZE], int error, const char *what)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+    Rv__DeviceEvent event = RV__DEVICE_EVENT__INIT;
+    char shown[REPORT_MAX];
+    int dead;
+
+    event.uuid = (ProtobufCBinaryData){RV_DEVICE_UUID_SIZE, (uint8_t *)uuid};
+    event.error = error;
+    event.what = rv_escape(shown, sizeof(shown), what, strlen(what));
+    frame.body_case = RV__FRAME__BODY_DEVICE_EVENT;
+    frame.device_event = &event;
+    (void)pthread_mutex_lock(&c->lock);
+    dead = c->dead;
+    (void)pthread_mutex_unlock(&c->lock);
+    if (!dead)
+        (void)tell(c, &frame, 0);
 }
 
 /* ---- hello ----------------------------------------------------------------------------------------------------- */

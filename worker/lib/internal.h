@@ -3,7 +3,7 @@
  *
  * Locks. Each connection has one, each worker has one. A connection's lock may be held when a worker's is taken, never
  * the other way round. No lock is held while a user's function runs, while memory is mapped, or while anything is
- * waited for.
+ * waited for; except that of device.c, under which the driver opens and closes, and no other lock is taken.
  */
 #ifndef RV_LIB_INTERNAL_H
 #define RV_LIB_INTERNAL_H
@@ -17,6 +17,7 @@
 #include "index.h"
 #include "memory.h"
 #include "resvisor.h"
+#include "rv_cuda.h"
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
@@ -26,6 +27,7 @@
 #define RV_JOB_MAGIC 0x6a6f6221u
 
 #define RV_PROGRESS_CALL_US (250 * RV_MSEC) /* a progress function runs at least so often, so that it can give up */
+#define RV_REVOKED_MAX 64u                  /* revoked leases that are not attached yet */
 #define RV_SEND_US RV_SEC                   /* a supervisor that takes no frame for so long is as good as gone */
 
 /* ---- failures ---- */
@@ -63,8 +65,8 @@ struct rv_connection_owner {
 struct rv_connection {
     unsigned magic;
     unsigned fork_number;
-    int socket;
-    atomic_uint refs;                        /* the caller's, and one per lease */
+    int socket;                              /* open until the last reference goes: deleters of tensors may use it */
+    atomic_uint refs;                        /* the caller's, and one per lease's memory */
     const struct rv_connection_owner *owner; /* NULL = a plain client; constant once others know the connection */
     void *owner_context;
 
@@ -77,6 +79,9 @@ struct rv_connection {
     uint64_t next_id;
     struct rv_question *questions;
     struct rv_lease *leases;
+    uint64_t revoked[RV_REVOKED_MAX]; /* ids of leases that were revoked before their attach had ended; the oldest are
+                                         written over */
+    unsigned revoked_count;
 };
 
 struct rv_wait {
@@ -114,34 +119,104 @@ void rv_connection_unref(struct rv_connection *connection);
 /* Tells the supervisor that a lease is not used (any more). */
 void rv_connection_detach(struct rv_connection *connection, uint64_t lease_id);
 
-/* ---- leases ---- */
+/* Tells the supervisor that a device failed with a CUresult. Does not wait. */
+void rv_connection_report(struct rv_connection *connection, const uint8_t uuid[RV_DEVICE_UUID_SIZE], int error,
+                          const char *what);
+
+/* Reads what has come, unless another thread does that. */
+void rv_connection_look(struct rv_connection *connection);
+
+/* ---- devices (device.c) ---- */
+
+struct rv_gpu;    /* one device as this process sees it, with its primary context; shared by all leases there */
+struct rv_import; /* one arena, mapped there once; shared by the leases of one generation */
+
+/* What an arena is known by in this process. A generation's number alone is not enough: it is its model's. */
+struct rv_import_key {
+    struct rv_arena arena;
+    uint64_t generation;
+    uint32_t number;        /* of the arena in its model */
+    uint64_t index_hash[2]; /* of the whole index, which has the digest of each tensor */
+};
+
+/* Finds the device by uuid; name is for messages. The first call of a process loads the driver. -ENODEV = this process
+ * does not see it, or has no driver; -EOPNOTSUPP = built without CUDA; -EPERM = after fork. */
+int rv_gpu_acquire(const uint8_t uuid[RV_DEVICE_UUID_SIZE], const char *name, struct rv_gpu **ret_gpu,
+                   struct rv_error *err);
+void rv_gpu_release(struct rv_gpu *gpu); /* NULL is fine */
+int32_t rv_gpu_ordinal(const struct rv_gpu *gpu);
+
+/* The driver's last CUresult on this thread. */
+int rv_gpu_last_error(void);
+
+/* Maps an arena, or takes one more reference on what is mapped already. fd stays the caller's. */
+int rv_gpu_import(struct rv_gpu *gpu, const struct rv_import_key *key, int fd, struct rv_import **ret_import,
+                  uint64_t *ret_address, struct rv_error *err);
+void rv_gpu_unimport(struct rv_gpu *gpu, struct rv_import *import); /* NULL is fine */
+
+int rv_gpu_read(struct rv_gpu *gpu, void *host, uint64_t address, uint64_t length, struct rv_error *err);
+
+/* ---- a lease's memory (memory.c): lives as long as the lease or a DLPack tensor of it ---- */
 
 struct rv_mapped_arena {
     struct rv_arena arena;
-    int fd; /* kept: rv_lease_verify maps the pool's own memory */
-    void *address;
+    int fd;        /* host: kept, since rv_lease_verify maps the pool's own memory; -1 once a device has imported it */
+    void *address; /* a device pointer, if import is not NULL */
+    struct rv_import *import; /* NULL = in the machine's memory */
 };
 
-struct rv_lease {
-    unsigned magic;
+struct rv_lease_memory {
+    atomic_uint refs;
     unsigned fork_number;
-    struct rv_connection *connection;
-    struct rv_lease *next, **link; /* in the connection's list */
-    char *model;
-    uint64_t id, generation, bytes;
-    enum rv_mapping mapping;
-    bool waited;
-    uint64_t load_us, read_bytes;
-    struct rv_index index;
+    struct rv_connection *connection; /* NULL = the lease was never linked */
+    uint64_t lease_id;
+    const struct rv_backend *backend; /* of all arenas; NULL = there are none */
+    bool has_device;
+    char device[RV_NAME_MAX + 1]; /* resvisor's name */
+    uint8_t uuid[RV_DEVICE_UUID_SIZE];
+    struct rv_gpu *gpu; /* NULL = host */
+    uint64_t bytes;
     struct rv_mapped_arena arenas[RV_ARENAS_MAX];
     uint32_t arena_count;
 };
 
-/* Checks and maps what an AttachReply brought. Takes descriptors out of the frame. The lease is not in any list yet. */
-int rv_lease_create(struct rv_frame *reply, enum rv_mapping mapping, struct rv_lease **ret_lease, struct rv_error *err);
+/* Checks an AttachReply and takes the arenas' descriptors out of the frame. Nothing is mapped yet. */
+int rv_lease_memory_create(struct rv_frame *reply, struct rv_lease_memory **ret_memory, struct rv_error *err);
 
-/* Unmaps, closes and frees. */
-void rv_lease_destroy(struct rv_lease *lease);
+/* Maps all arenas where they lie. *mapping AUTO becomes what it is. */
+int rv_lease_memory_map(struct rv_lease_memory *memory, const struct rv_index *index, uint64_t generation,
+                        enum rv_mapping *mapping, struct rv_error *err);
+
+void rv_lease_memory_ref(struct rv_lease_memory *memory);
+
+/* The last one unmaps, and gives the lease back. Any thread; in a child after fork it frees what is the child's. */
+void rv_lease_memory_unref(struct rv_lease_memory *memory);
+
+/* Copies from its device and waits for it. -EIO, -EPERM. A device that seems to be lost is reported. */
+int rv_lease_memory_read(const struct rv_lease_memory *memory, void *host, uint64_t address, uint64_t length,
+                         struct rv_error *err);
+
+/* True = its bytes are not the CPU's to read. */
+bool rv_lease_memory_is_remote(const struct rv_lease_memory *memory);
+
+/* ---- leases ---- */
+
+struct rv_lease {
+    unsigned magic;
+    unsigned fork_number;
+    struct rv_lease *next, **link; /* in the connection's list */
+    char *model;
+    uint64_t id, generation;
+    enum rv_mapping mapping;
+    bool waited;
+    uint64_t load_us, read_bytes;
+    atomic_bool revoked;
+    struct rv_index index;
+    struct rv_lease_memory *memory;
+};
+
+/* 0, -EINVAL, or -EPERM after fork. */
+int rv_lease_usable(const struct rv_lease *lease);
 
 /* ---- workers ---- */
 

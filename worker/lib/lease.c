@@ -1,131 +1,51 @@
-/* Leases: attach, check, map, give back. The supervisor is trusted no more than any peer: everything it sends is
- * checked. */
+/* Leases: attach, detach, and what there is to know of them. memory.c checks and maps. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #include "clock.h"
+#include "dlpack.h"
 #include "internal.h"
-
-#define SMALL_PAGE 4096u
 
 /* ---- the lease itself ------------------------------------------------------------------------------------------ */
 
-void rv_lease_destroy(struct rv_lease *lease)
+/* Frees the lease; its memory stays as long as tensors need it. */
+static void lease_destroy(struct rv_lease *lease)
 {
-    if (!lease)
-        return;
-    for (uint32_t i = 0; i < lease->arena_count; i++) {
-        struct rv_mapped_arena *a = &lease->arenas[i];
-
-        if (a->address)
-            (void)munmap(a->address, a->arena.size);
-        if (a->fd >= 0)
-            (void)close(a->fd);
-    }
     rv_index_close(&lease->index);
+    rv_lease_memory_unref(lease->memory);
     free(lease->model);
     lease->magic = 0;
     free(lease);
 }
 
-static int say_bad(struct rv_error *err, const char *what)
-{
-    return rv_error_set(err, EPROTO, ERROR(INTERNAL), "resvisor's answer is wrong: %s", what);
-}
-
-static int check_counts(const struct rv_frame *reply, struct rv_error *err)
-{
-    struct rlimit limit = {0};
-
-    if (reply->message->body_case != RV__FRAME__BODY_ATTACH_REPLY)
-        return say_bad(err, "it is no lease");
-    if (reply->fds_lost) {
-        (void)getrlimit(RLIMIT_NOFILE, &limit);
-        rv_error_set(err, EMFILE, ERROR(LIMIT), "this process has no descriptor left for the lease (its limit is %llu)",
-                     (unsigned long long)limit.rlim_cur);
-        rv_error_remedy(err, "detach other leases, or raise the limit (ulimit -n)");
-        return -EMFILE;
-    }
-    if (reply->message->attach_reply->n_arenas > RV_ARENAS_MAX)
-        return say_bad(err, "it has too many arenas");
-    if (reply->fd_count != 1 + reply->message->attach_reply->n_arenas)
-        return say_bad(err, "the number of descriptors is not one for the index and one per arena");
-    return 0;
-}
-
-/* Takes and checks the arena descriptors. */
-static int take_arenas(struct rv_lease *lease, struct rv_frame *reply, struct rv_error *err)
-{
-    const Rv__AttachReply *m = reply->message->attach_reply;
-
-    for (uint32_t i = 0; i < m->n_arenas; i++) {
-        struct rv_mapped_arena *a = &lease->arenas[lease->arena_count];
-        const struct rv_backend *backend = rv_backend_by_id(m->arenas[i]->backend);
-        int r;
-
-        if (!backend)
-            return rv_error_set(err, EOPNOTSUPP, ERROR(UNSUPPORTED),
-                                "the model lies in memory of a kind (%u) that this library does not know",
-                                m->arenas[i]->backend);
-        *a = (struct rv_mapped_arena){.arena = {m->arenas[i]->size, m->arenas[i]->page_size, m->arenas[i]->backend}};
-        a->fd = rv_frame_take_fd(reply, i + 1);
-        lease->arena_count++;
-        r = backend->check(a->fd, &a->arena, err);
-        if (r < 0)
-            return r;
-        if (__builtin_add_overflow(lease->bytes, a->arena.size, &lease->bytes))
-            return say_bad(err, "its arenas are larger than any memory");
-    }
-    return 0;
-}
-
 static int open_index(struct rv_lease *lease, struct rv_frame *reply, struct rv_error *err)
 {
+    const struct rv_lease_memory *memory = lease->memory;
     uint64_t sizes[RV_ARENAS_MAX] = {0};
     int r, fd = rv_frame_take_fd(reply, 0);
 
-    for (uint32_t i = 0; i < lease->arena_count; i++)
-        sizes[i] = lease->arenas[i].arena.size;
+    for (uint32_t i = 0; i < memory->arena_count; i++)
+        sizes[i] = memory->arenas[i].arena.size;
     if (rv_sealed_check(fd, reply->message->attach_reply->index_size) < 0)
-        r = say_bad(err, "the index is not sealed, or not of the announced size");
+        r = rv_error_set(err, EPROTO, ERROR(INTERNAL),
+                         "resvisor's answer is wrong: the index is not sealed, or not of the announced size");
     else
-        r = rv_index_open(&lease->index, fd, sizes, lease->arena_count, err);
+        r = rv_index_open(&lease->index, fd, sizes, memory->arena_count, err);
     (void)close(fd);
     return r;
 }
 
-static int map_arenas(struct rv_lease *lease, enum rv_mapping mapping, struct rv_error *err)
+/* Checks and maps what an AttachReply brought. Takes descriptors out of the frame. The lease is in no list yet. */
+static int lease_create(struct rv_frame *reply, enum rv_mapping mapping, struct rv_lease **ret_lease,
+                        struct rv_error *err)
 {
-    enum rv_map_mode mode;
-
-    if (mapping == RV_MAPPING_AUTO) {
-        mapping = RV_MAPPING_PRIVATE;
-        for (uint32_t i = 0; i < lease->arena_count; i++)
-            if (lease->arenas[i].arena.page_size != SMALL_PAGE)
-                mapping = RV_MAPPING_SHARED_READ_ONLY;
-    }
-    mode = mapping == RV_MAPPING_PRIVATE ? RV_MAP_PRIVATE : RV_MAP_SHARED;
-    for (uint32_t i = 0; i < lease->arena_count; i++) {
-        struct rv_mapped_arena *a = &lease->arenas[i];
-        int r = rv_backend_by_id(a->arena.backend)->map(a->fd, &a->arena, mode, &a->address, err);
-
-        if (r < 0)
-            return r;
-    }
-    lease->mapping = mapping;
-    return 0;
-}
-
-int rv_lease_create(struct rv_frame *reply, enum rv_mapping mapping, struct rv_lease **ret_lease, struct rv_error *err)
-{
+    struct rv_lease_memory *memory = NULL;
     const Rv__AttachReply *m;
     struct rv_lease *lease;
-    int r = check_counts(reply, err);
+    int r = rv_lease_memory_create(reply, &memory, err);
 
     if (r < 0)
         return r;
@@ -133,22 +53,23 @@ int rv_lease_create(struct rv_frame *reply, enum rv_mapping mapping, struct rv_l
     lease = calloc(1, sizeof(*lease));
     if (!lease || !(lease->model = strdup(m->model))) {
         free(lease);
+        rv_lease_memory_unref(memory);
         return rv_error_set(err, ENOMEM, ERROR(NO_MEMORY), "no memory for a lease");
     }
     lease->magic = RV_LEASE_MAGIC;
     lease->fork_number = rv_fork_number();
+    lease->memory = memory;
     lease->id = m->lease_id;
     lease->generation = m->generation;
+    lease->mapping = mapping;
     lease->waited = m->waited;
     lease->load_us = m->load_us;
     lease->read_bytes = m->read_bytes;
-    r = take_arenas(lease, reply, err);
+    r = open_index(lease, reply, err);
     if (r == 0)
-        r = open_index(lease, reply, err);
-    if (r == 0)
-        r = map_arenas(lease, mapping, err);
+        r = rv_lease_memory_map(memory, &lease->index, lease->generation, &lease->mapping, err);
     if (r < 0) {
-        rv_lease_destroy(lease);
+        lease_destroy(lease);
         return r;
     }
     *ret_lease = lease;
@@ -157,7 +78,15 @@ int rv_lease_create(struct rv_frame *reply, enum rv_mapping mapping, struct rv_l
 
 /* ---- attach ---------------------------------------------------------------------------------------------------- */
 
-#define OPTIONS_SIZE_FIRST sizeof(struct rv_attach_options) /* of the first version; later ones only add at the end */
+/* Sizes of the struct's versions; later ones only add at the end. */
+#define OPTIONS_SIZE_FIRST offsetof(struct rv_attach_options, device)
+
+static bool text_is_good(const char *text, size_t max)
+{
+    size_t length = strlen(text);
+
+    return length > 0 && length <= max && rv_text_is_valid(text);
+}
 
 /* Reads what the caller's version of the struct has. -EOPNOTSUPP = it asks for what only a newer library knows. */
 static int read_options(const struct rv_attach_options *given, struct rv_attach_options *ret_options,
@@ -174,9 +103,13 @@ static int read_options(const struct rv_attach_options *given, struct rv_attach_
         if (((const unsigned char *)given)[i] != 0)
             return rv_error_set(err, EOPNOTSUPP, ERROR(UNSUPPORTED),
                                 "an attach option of a newer libresvisor is set; this one does not know it");
-    memcpy(ret_options, given, sizeof(*ret_options));
+    /* A size between two versions is the older one's: what follows its fields is not the caller's to read. */
+    memcpy(ret_options, given, given->struct_size < sizeof(*ret_options) ? OPTIONS_SIZE_FIRST : sizeof(*ret_options));
     if ((unsigned)ret_options->mapping > RV_MAPPING_SHARED_READ_ONLY)
         return rv_error_set(err, EINVAL, ERROR(BAD_REQUEST), "no such mapping: %d", (int)ret_options->mapping);
+    if (ret_options->device && !text_is_good(ret_options->device, RV_NAME_MAX))
+        return rv_error_set(err, EINVAL, ERROR(BAD_REQUEST),
+                            "a device is \"host\", \"cuda:0\", or \"GPU-\" and a uuid");
     if (ret_options->timeout_ms == 0)
         ret_options->timeout_ms = -1;
     return 0;
@@ -196,9 +129,12 @@ static int check_model(const char *model, struct rv_error *err)
 
 static void lease_link(struct rv_connection *c, struct rv_lease *lease)
 {
-    lease->connection = c;
+    lease->memory->connection = c;
     (void)atomic_fetch_add_explicit(&c->refs, 1, memory_order_relaxed);
     (void)pthread_mutex_lock(&c->lock);
+    for (unsigned i = 0; i < RV_REVOKED_MAX && i < c->revoked_count; i++)
+        if (c->revoked[i] == lease->id)
+            atomic_store_explicit(&lease->revoked, true, memory_order_relaxed);
     lease->next = c->leases;
     lease->link = &c->leases;
     if (lease->next)
@@ -215,12 +151,27 @@ static int ask_attach(struct rv_connection *c, const char *model, const struct r
     struct rv_wait wait = {rv_deadline_us(o->timeout_ms), o->progress, o->context};
 
     attach.model = (char *)model;
+    if (o->device)
+        attach.device = (char *)o->device;
     attach.by_descriptor = o->model_fd >= 0;
     attach.deadline_ms = o->timeout_ms > 0 ? (uint64_t)o->timeout_ms : 0;
     attach.want_progress = o->progress != NULL || c->owner != NULL; /* a worker that loads shows that it lives */
     frame.body_case = RV__FRAME__BODY_ATTACH;
     frame.attach = &attach;
     return rv_connection_ask(c, &frame, &o->model_fd, attach.by_descriptor ? 1 : 0, &wait, ret_reply, err);
+}
+
+/* The lease is given back; a device that failed like one that is lost is reported, so that somebody looks at it. */
+static void attach_failed(struct rv_connection *c, const Rv__Frame *reply, const struct rv_error *error)
+{
+    const Rv__AttachReply *m;
+
+    if (reply->body_case != RV__FRAME__BODY_ATTACH_REPLY)
+        return;
+    m = reply->attach_reply;
+    if (error->code == ERROR(DEVICE_LOST) && m->device && m->device->uuid.len == RV_DEVICE_UUID_SIZE)
+        rv_connection_report(c, m->device->uuid.data, rv_gpu_last_error(), error->message);
+    rv_connection_detach(c, m->lease_id);
 }
 
 int rv_attach(struct rv_connection *c, const char *model, const struct rv_attach_options *options,
@@ -242,14 +193,14 @@ int rv_attach(struct rv_connection *c, const char *model, const struct rv_attach
         r = ask_attach(c, model, &o, &reply, &error);
     if (r < 0)
         return rv_failure_from(err, &error, r);
-    r = rv_lease_create(&reply, o.mapping, &lease, &error);
+    r = lease_create(&reply, o.mapping, &lease, &error);
     if (r == 0) {
         lease_link(c, lease);
         if (c->owner)
             rv_worker_count_load(c->owner_context, lease->load_us, lease->read_bytes);
         *ret_lease = lease;
-    } else if (reply.message->body_case == RV__FRAME__BODY_ATTACH_REPLY) {
-        rv_connection_detach(c, reply.message->attach_reply->lease_id);
+    } else {
+        attach_failed(c, reply.message, &error);
     }
     rv_frame_fini(&reply);
     return rv_failure_from(err, &error, r);
@@ -258,42 +209,54 @@ int rv_attach(struct rv_connection *c, const char *model, const struct rv_attach
 void rv_detach(struct rv_lease *lease)
 {
     struct rv_connection *c;
-    uint64_t id;
-    bool here;
 
     if (!lease || lease->magic != RV_LEASE_MAGIC)
         return;
-    c = lease->connection;
-    id = lease->id;
-    here = !rv_fork_happened(lease->fork_number);
-    if (here) {
+    if (!rv_fork_happened(lease->fork_number)) {
+        c = lease->memory->connection;
         (void)pthread_mutex_lock(&c->lock);
         *lease->link = lease->next;
         if (lease->next)
             lease->next->link = lease->link;
         (void)pthread_mutex_unlock(&c->lock);
     }
-    rv_lease_destroy(lease); /* before the supervisor hears of it: what it frees must be free */
-    if (here) {
-        rv_connection_detach(c, id);
-        rv_connection_unref(c);
-    }
+    lease_destroy(lease);
 }
 
 /* ---- facts ----------------------------------------------------------------------------------------------------- */
 
-static int lease_usable(const struct rv_lease *lease)
+int rv_lease_usable(const struct rv_lease *lease)
 {
     if (!lease || lease->magic != RV_LEASE_MAGIC)
         return -EINVAL;
     return rv_fork_happened(lease->fork_number) ? -EPERM : 0;
 }
 
+bool rv_lease_is_revoked(const struct rv_lease *lease)
+{
+    struct rv_connection *c;
+    bool over;
+
+    if (rv_lease_usable(lease) < 0)
+        return false;
+    c = lease->memory->connection;
+    rv_connection_look(c);
+    if (atomic_load_explicit(&lease->revoked, memory_order_relaxed))
+        return true;
+    if (!rv_lease_memory_is_remote(lease->memory) || lease->memory->backend->has_descriptor)
+        return false;
+    /* Memory without a descriptor is kept by a process of resvisor, which ends with it. */
+    (void)pthread_mutex_lock(&c->lock);
+    over = c->dead != 0 && c->dead != -ENOTCONN;
+    (void)pthread_mutex_unlock(&c->lock);
+    return over;
+}
+
 int rv_lease_get_info(const struct rv_lease *lease, struct rv_lease_info *info)
 {
     struct rv_lease_info all = {0};
     size_t size = info ? info->struct_size : 0;
-    int r = lease_usable(lease);
+    int r = rv_lease_usable(lease);
 
     if (r < 0)
         return r;
@@ -302,23 +265,27 @@ int rv_lease_get_info(const struct rv_lease *lease, struct rv_lease_info *info)
     all.model = lease->model;
     all.lease_id = lease->id;
     all.generation = lease->generation;
-    all.bytes = lease->bytes;
+    all.bytes = lease->memory->bytes;
     all.tensors = rv_index_count(&lease->index);
     all.mapping = lease->mapping;
     all.waited = lease->waited;
     all.load_us = lease->load_us;
     all.read_bytes = lease->read_bytes;
+    all.device = lease->memory->has_device ? lease->memory->device : "host";
+    all.backend = lease->memory->backend ? lease->memory->backend->name : "memfd";
+    all.device_type = lease->memory->gpu ? RV_DLPACK_CUDA : RV_DLPACK_CPU;
+    all.device_id = lease->memory->gpu ? rv_gpu_ordinal(lease->memory->gpu) : 0;
     all.struct_size = size < sizeof(all) ? size : sizeof(all); /* how much of it was filled */
     memcpy(info, &all, all.struct_size);
     return 0;
 }
 
-static bool overlaps(const struct rv_lease *lease, uintptr_t from, uintptr_t to)
+static bool overlaps(const struct rv_lease_memory *memory, uintptr_t from, uintptr_t to)
 {
-    for (uint32_t i = 0; i < lease->arena_count; i++) {
-        uintptr_t start = (uintptr_t)lease->arenas[i].address;
+    for (uint32_t i = 0; i < memory->arena_count; i++) {
+        uintptr_t start = (uintptr_t)memory->arenas[i].address;
 
-        if (start && from < start + lease->arenas[i].arena.size && to > start)
+        if (start && from < start + memory->arenas[i].arena.size && to > start)
             return true;
     }
     return false;
@@ -331,10 +298,14 @@ int rv_lease_copied_bytes(const struct rv_lease *lease, uint64_t *ret_bytes)
     char *line = NULL;
     size_t size = 0;
     FILE *smaps;
-    int r = lease_usable(lease);
+    int r = rv_lease_usable(lease);
 
     if (r < 0)
         return r;
+    if (rv_lease_memory_is_remote(lease->memory)) { /* a device has no copy on write */
+        *ret_bytes = 0;
+        return 0;
+    }
     smaps = fopen("/proc/self/smaps", "re");
     if (!smaps)
         return errno == ENOENT ? -EOPNOTSUPP : -errno;
@@ -342,7 +313,7 @@ int rv_lease_copied_bytes(const struct rv_lease *lease, uint64_t *ret_bytes)
         unsigned long long from, to, kib;
 
         if (sscanf(line, "%llx-%llx ", &from, &to) == 2)
-            ours = overlaps(lease, (uintptr_t)from, (uintptr_t)to);
+            ours = overlaps(lease->memory, (uintptr_t)from, (uintptr_t)to);
         else if (ours && sscanf(line, "Anonymous: %llu kB", &kib) == 1)
             bytes += kib * 1024;
     }

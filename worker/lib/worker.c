@@ -292,10 +292,9 @@ static void end_connection(struct rv_connection *c)
         c->dead = -ENOTCONN;
         c->dead_why = "the worker was closed";
     }
-    (void)close(c->socket);
-    c->socket = -1;
     (void)pthread_cond_broadcast(&c->changed);
     (void)pthread_mutex_unlock(&c->lock);
+    (void)shutdown(c->socket, SHUT_RDWR); /* not closed: a tensor's deleter on another thread may be about to use it */
     rv_connection_unref(c);
 }
 
