@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -127,14 +126,9 @@ static int step_find(struct actor *a, const struct rv_call *call, struct rv_answ
 
 static int step_info(struct actor *a, const struct rv_call *call, struct rv_answer *answer, struct rv_error *err)
 {
-    int r;
-
     if (!a->cuda)
         return rv_error_set(err, EINVAL, ERROR(INTERNAL), "the driver is not open");
-    r = rv_cuda_device_info(a->cuda, call->number, &answer->info, err);
-    for (uint32_t i = 0; r == 0 && i < answer->info.attribute_count; i++)
-        (void)snprintf(answer->attributes[i], sizeof(answer->attributes[i]), "%s", answer->info.attributes[i].name);
-    return r;
+    return rv_cuda_device_info(a->cuda, call->number, &answer->info, err);
 }
 
 static int step_open(struct actor *a, const struct rv_call *call, struct rv_answer *answer, struct rv_error *err)

@@ -33,8 +33,6 @@ enum rv_step {
     RV_STEP_COUNT
 };
 
-#define RV_ATTRIBUTE_NAME_MAX 64
-
 enum rv_poke { RV_POKE_FILL, RV_POKE_COPY, RV_POKE_COUNT };
 enum rv_speed { RV_SPEED_UP, RV_SPEED_READ, RV_SPEED_FILL, RV_SPEED_COUNT };
 
@@ -54,8 +52,7 @@ struct rv_answer {
     uint32_t number;
     uint64_t values[RV_SPEED_COUNT];
     struct rv_arena arena;
-    struct rv_cuda_info info; /* its names of attributes are pointers of the other process: take these */
-    char attributes[RV_CUDA_ATTRIBUTES_MAX][RV_ATTRIBUTE_NAME_MAX];
+    struct rv_cuda_info info;
     char text[RV_ERROR_TEXT_MAX], remedy[RV_ERROR_TEXT_MAX / 2];
 };
 

@@ -479,18 +479,6 @@ static void tell_reason(const struct rv_error *err, char *buffer, size_t size)
     (void)snprintf(buffer, size, "%.250s%s%.250s", err->message, own ? "; " : "", own ? err->remedy : "");
 }
 
-static void add(struct rv_found *found, const struct rv_answer *answer)
-{
-    struct rv_cuda_info *device = &found->devices[found->count];
-    char(*names)[RV_ATTRIBUTE_NAME_MAX] = found->attributes[found->count];
-
-    *device = answer->info;
-    memcpy(names, answer->attributes, sizeof(answer->attributes));
-    for (uint32_t i = 0; i < device->attribute_count; i++)
-        device->attributes[i].name = names[i];
-    found->count++;
-}
-
 void rv_selftest_find(uint64_t answer_us, struct rv_found *ret_found)
 {
     struct rv_call call = {.step = RV_STEP_FIND};
@@ -513,7 +501,7 @@ void rv_selftest_find(uint64_t answer_us, struct rv_found *ret_found)
     for (call.number = 0; call.number < count && ret_found->count < RV_DEVICES_MAX; call.number++) {
         r = rv_actor_do(&actor, &call, -1, &answer, NULL, &err);
         if (r == 0)
-            add(ret_found, &answer);
+            ret_found->devices[ret_found->count++] = answer.info;
         else
             (void)fprintf(stderr, "resvisor-device: cuda:%u is left out: %s\n", call.number, err.message);
     }

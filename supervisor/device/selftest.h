@@ -6,15 +6,12 @@
 
 #include <stdint.h>
 
-#include "link.h"
 #include "rv_cuda.h"
 
 #define RV_ROW_DETAIL_MAX 160
 
-/* Large, and not to be copied: the devices point into it. */
 struct rv_found {
     struct rv_cuda_info devices[RV_DEVICES_MAX];
-    char attributes[RV_DEVICES_MAX][RV_CUDA_ATTRIBUTES_MAX][RV_ATTRIBUTE_NAME_MAX]; /* their names */
     uint32_t count;
     char driver[16];                /* version, such as 13.0; empty = none */
     char reason[RV_ERROR_TEXT_MAX]; /* why there are none */
