@@ -216,6 +216,9 @@ RV_API int rv_tensor_read(const struct rv_lease *lease, const char *name, uint64
 RV_API int rv_tensor_dlpack(struct rv_lease *lease, const char *name, unsigned flags, void **ret_managed,
                             struct rv_failure *err);
 
+/* How many tensors that rv_tensor_dlpack made of this lease are alive: after rv_detach, they are what keeps it. */
+RV_API uint64_t rv_lease_dlpack_count(const struct rv_lease *lease);
+
 /* Bytes of one element; 0 = unknown. */
 RV_API uint32_t rv_dtype_bytes(enum rv_dtype dtype);
 
