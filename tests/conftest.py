@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from harness import models, procfs, protos  # noqa: E402,F401  (protos makes rpc_pb2 importable)
+from harness import devices, models, procfs, protos  # noqa: E402,F401  (protos makes rpc_pb2 importable)
 from harness.service import BUILD, FAULT_EXECUTOR, MAKE_MODEL, PROGRAM, THREE_TYPES, Service, become_subreaper  # noqa: E402
 
 become_subreaper()
@@ -21,6 +21,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("root") and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="needs root"))
+        if item.get_closest_marker("devices") and not devices.built():
+            item.add_marker(pytest.mark.skip(reason="this build has no double of the CUDA driver"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -49,6 +51,18 @@ def make_service(tmp_path):
             problems.append(error)
     if problems:
         raise problems[0]
+
+
+@pytest.fixture
+def make_devices(tmp_path):
+    """make_devices(kind="discrete", count=1, memory="8GiB", …): the GPUs of a machine; Service(env=….env) sees them."""
+    made = []
+
+    def make(*args, **kwargs):
+        made.append(devices.Devices(tmp_path / f"gpus-{len(made)}", *args, **kwargs))
+        return made[-1]
+
+    return make
 
 
 @pytest.fixture
