@@ -377,6 +377,25 @@ CUresult fake_EventQuery(CUevent handle)
     return fake_leave(event->reached == event->recorded ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
 
+/* Waits for what the event held when it was called; cuda.h cuEventSynchronize. */
+CUresult fake_EventSynchronize(CUevent handle)
+{
+    CUresult result = fake_enter(FN_EventSynchronize, FAKE_CONTEXT);
+    if (result != CUDA_SUCCESS)
+        return result;
+    const unsigned gpu = fake_current()->gpu;
+    struct CUevent_st *event = event_of(fake_current(), handle);
+    if (event == NULL)
+        return fake_leave(CUDA_ERROR_INVALID_HANDLE);
+    const uint64_t wanted = event->recorded;
+    event->pending++; /* it stays until this is over */
+    while (event->reached < wanted)
+        fake_wait();
+    event->pending--;
+    event_unpin(event);
+    return fake_leave(fake_gpu_health(gpu));
+}
+
 CUresult fake_EventDestroy(CUevent handle)
 {
     CUresult result = fake_enter(FN_EventDestroy, FAKE_CONTEXT);
