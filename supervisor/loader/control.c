@@ -1,104 +1,18 @@
 #include "control.h"
 
 #include <errno.h>
-#include <poll.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdint.h>
-#include <unistd.h>
 
+#include "child.h"
 #include "clock.h"
 #include "memory.h"
 
 #define PROGRESS_US (100 * RV_MSEC)
-#define WATCH_STACK (64u * 1024)
-
-static atomic_bool handed_over;
-static int watched_socket;
-
-/* A thread of its own: the main thread may be inside a read that lasts. */
-static void *watch(void *context)
-{
-    struct pollfd pfd = {.fd = watched_socket, .events = POLLRDHUP};
-
-    (void)context;
-    while (poll(&pfd, 1, -1) < 0 && errno == EINTR)
-        ;
-    _exit(atomic_load(&handed_over) ? 0 : 1);
-}
-
-int rv_control_watch(int socket)
-{
-    pthread_attr_t attributes;
-    pthread_t thread;
-    int r;
-
-    watched_socket = socket;
-    (void)pthread_attr_init(&attributes);
-    (void)pthread_attr_setstacksize(&attributes, WATCH_STACK);
-    (void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    r = pthread_create(&thread, &attributes, watch, NULL);
-    (void)pthread_attr_destroy(&attributes);
-    return -r;
-}
-
-void rv_control_handed_over(void)
-{
-    atomic_store(&handed_over, true);
-}
-
-static int send_frame(int socket, const Rv__Frame *frame, const int *fds, unsigned fd_count)
-{
-    return rv_frame_send(socket, frame, fds, fd_count, UINT64_MAX);
-}
-
-/* Waits for one frame of this kind. -ECONNRESET = closed; -ECANCELED = anything else came. */
-static int wait_for(int socket, Rv__Frame__BodyCase kind, struct rv_frame *ret_frame)
-{
-    struct rv_frame frame = RV_FRAME_INIT;
-    int r = rv_frame_wait(socket, &frame, UINT64_MAX);
-
-    if (r == 0)
-        return -ECONNRESET;
-    if (r < 0)
-        return r;
-    if (frame.message->body_case != kind) {
-        rv_frame_fini(&frame);
-        return -ECANCELED;
-    }
-    *ret_frame = frame;
-    return 0;
-}
-
-int rv_control_open(int socket)
-{
-    struct rv_frame frame = RV_FRAME_INIT;
-    Rv__Frame message = RV__FRAME__INIT;
-    Rv__Hello hello = RV__HELLO__INIT;
-    int r;
-
-    hello.version = RV_PROTOCOL_VERSION;
-    hello.role = RV__ROLE__ROLE_LOADER;
-    hello.pid = (int32_t)getpid();
-    hello.name = (char *)"resvisor-loader";
-    message.body_case = RV__FRAME__BODY_HELLO;
-    message.hello = &hello;
-    message.id = 1;
-    r = send_frame(socket, &message, NULL, 0);
-    if (r < 0)
-        return r;
-    r = wait_for(socket, RV__FRAME__BODY_HELLO_REPLY, &frame);
-    if (r < 0)
-        return r;
-    r = frame.message->hello_reply->version == RV_PROTOCOL_VERSION ? 0 : -EPROTO;
-    rv_frame_fini(&frame);
-    return r;
-}
 
 int rv_control_start(int socket, struct rv_frame *ret_frame)
 {
     struct rv_frame frame = RV_FRAME_INIT;
-    int r = wait_for(socket, RV__FRAME__BODY_LOAD_START, &frame);
+    int r = rv_child_wait(socket, RV__FRAME__BODY_LOAD_START, &frame);
 
     if (r < 0)
         return r;
@@ -124,9 +38,9 @@ int rv_control_plan(int socket, const struct rv_plan *plan, uint64_t arena_bytes
     body.header_digest.len = sizeof(plan->header_digest);
     message.body_case = RV__FRAME__BODY_LOAD_PLAN;
     message.load_plan = &body;
-    r = send_frame(socket, &message, NULL, 0);
+    r = rv_child_send(socket, &message, NULL, 0);
     if (r == 0)
-        r = wait_for(socket, RV__FRAME__BODY_LOAD_ADMIT, &frame);
+        r = rv_child_wait(socket, RV__FRAME__BODY_LOAD_ADMIT, &frame);
     rv_frame_fini(&frame);
     return r;
 }
@@ -172,21 +86,10 @@ int rv_control_done(int socket, const struct rv_plan *plan, const struct rv_cont
     body.method = (char *)result->method;
     message.body_case = RV__FRAME__BODY_LOAD_DONE;
     message.load_done = &body;
-    rv_control_handed_over();
-    r = send_frame(socket, &message, fds, 2);
+    rv_child_finished();
+    r = rv_child_send(socket, &message, fds, 2);
     if (r == 0)
-        r = wait_for(socket, RV__FRAME__BODY_DONE, &frame);
+        r = rv_child_wait(socket, RV__FRAME__BODY_DONE, &frame);
     rv_frame_fini(&frame);
     return r == -ECONNRESET || r == -EPIPE ? 0 : r;
-}
-
-void rv_control_error(int socket, const struct rv_error *err)
-{
-    Rv__Frame message = RV__FRAME__INIT;
-    Resvisor__V1__Error body;
-
-    rv_error_to_message(err, &body);
-    message.body_case = RV__FRAME__BODY_ERROR;
-    message.error = &body;
-    (void)send_frame(socket, &message, NULL, 0);
 }

@@ -1,20 +1,10 @@
-/* The loader's end of the channel to the supervisor. Loader only, main thread only. */
+/* The loader's messages to the supervisor; child.h has what other children say too. Loader only, main thread only. */
 #ifndef RV_LOADER_CONTROL_H
 #define RV_LOADER_CONTROL_H
 
 #include "error.h"
 #include "frame.h"
 #include "plan.h"
-
-/* Says Hello and waits for the answer. 0, or a negative errno: the supervisor is gone or speaks another version. */
-int rv_control_open(int socket);
-
-/* From now on the process ends by itself when the supervisor's end closes, whatever it is doing. 0 or negative errno.
- */
-int rv_control_watch(int socket);
-
-/* A close from now on is the supervisor's word that it has taken everything: the process ends with 0. */
-void rv_control_handed_over(void);
 
 /* The LoadStart frame: the caller's to rv_frame_fini; its descriptor 0 is the model file. */
 int rv_control_start(int socket, struct rv_frame *ret_frame);
@@ -34,7 +24,5 @@ struct rv_control_result {
 
 /* Hands the descriptors over and waits until they were taken. */
 int rv_control_done(int socket, const struct rv_plan *plan, const struct rv_control_result *result);
-
-void rv_control_error(int socket, const struct rv_error *err);
 
 #endif

@@ -5,16 +5,13 @@
  * (3) is the channel to the supervisor; when that closes, this process ends at once.
  */
 #include <errno.h>
-#include <fcntl.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "child.h"
 #include "clock.h"
 #include "control.h"
 #include "fill.h"
@@ -25,8 +22,6 @@
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
-#define CONTROL_FD_DEFAULT 3
-#define OOM_SCORE "500" /* before the supervisor, whose end would cost every model */
 #define PAGE 4096u
 #define HUGE_PAGE (2u * 1024 * 1024)
 
@@ -44,32 +39,6 @@ struct load {
     const char *method;
     struct rv_error err;
 };
-
-static void set_up_process(void)
-{
-    static const struct rlimit no_core = {0, 0}; /* a core file would hold the model */
-    int fd;
-
-    (void)signal(SIGPIPE, SIG_IGN);
-    (void)signal(SIGXFSZ, SIG_IGN); /* a `ulimit -f` counts for arenas too: an error, not a death */
-    (void)setrlimit(RLIMIT_CORE, &no_core);
-    (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-    fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-    if (fd >= 0) {
-        ssize_t n = write(fd, OOM_SCORE, sizeof(OOM_SCORE) - 1);
-
-        (void)n; /* where it is not allowed, the kernel chooses as it likes */
-        (void)close(fd);
-    }
-}
-
-static int control_fd(void)
-{
-    const char *text = getenv("RESVISOR_CONTROL_FD");
-    int fd = text ? atoi(text) : CONTROL_FD_DEFAULT;
-
-    return fd > 2 && fcntl(fd, F_SETFD, FD_CLOEXEC) == 0 ? fd : -1;
-}
 
 /* Bytes that this process has read from disks; 0 = not known. */
 static uint64_t disk_bytes(void)
@@ -205,22 +174,23 @@ static int run_load(struct load *l)
         r = seal(l);
     if (r == 0)
         return hand_over(l);
-    rv_control_error(l->socket, &l->err);
+    rv_child_error(l->socket, 0, &l->err);
     return r;
 }
 
 int main(void)
 {
     struct rv_frame frame = RV_FRAME_INIT;
-    struct load l = {.socket = control_fd(), .arena_fd = -1, .index_fd = -1, .method = ""};
+    struct load l = {.socket = rv_child_socket(), .arena_fd = -1, .index_fd = -1, .method = ""};
     int r = -EPROTO;
 
-    set_up_process();
+    rv_child_set_up();
     if (l.socket < 0) {
         (void)fprintf(stderr, "resvisor-loader is started by resvisor, not by hand\n");
         return 2;
     }
-    if (rv_control_open(l.socket) == 0 && rv_control_watch(l.socket) == 0 && rv_control_start(l.socket, &frame) == 0) {
+    if (rv_child_hello(l.socket, RV__ROLE__ROLE_LOADER, "resvisor-loader") == 0 && rv_child_watch(l.socket) == 0 &&
+        rv_control_start(l.socket, &frame) == 0) {
         l.start = frame.message->load_start;
         l.file = rv_frame_take_fd(&frame, 0);
         r = run_load(&l);
