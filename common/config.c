@@ -46,30 +46,49 @@ static struct rv_origin at_line(unsigned line)
 
 /* ---- places ------------------------------------------------------------------------------------------------------ */
 
+/* Models, types and devices: arrays of structs that begin with their name. */
+static const struct collection {
+    const char *section;                /* in the file */
+    const char *prefix;                 /* of its rows' patterns */
+    size_t struct_size, structs, count; /* the last two: offsets in rv_config */
+    uint32_t limit;
+} collections[RV_SCOPE_COUNT] = {
+    [RV_SCOPE_MODEL] = {"models", "models.*.", sizeof(struct rv_config_model), offsetof(struct rv_config, models),
+                        offsetof(struct rv_config, model_count), RV_MODELS_MAX},
+    [RV_SCOPE_TYPE] = {"types", "types.*.", sizeof(struct rv_config_type), offsetof(struct rv_config, types),
+                       offsetof(struct rv_config, type_count), RV_TYPES_MAX},
+    [RV_SCOPE_DEVICE] = {"devices", "devices.*.", sizeof(struct rv_config_device), offsetof(struct rv_config, devices),
+                         offsetof(struct rv_config, device_count), RV_DEVICES_MAX},
+};
+_Static_assert(offsetof(struct rv_config_model, name) == 0 && offsetof(struct rv_config_type, name) == 0 &&
+                   offsetof(struct rv_config_device, name) == 0,
+               "the name comes first");
+
+static uint8_t *structs_of(const struct rv_config *c, enum rv_key_scope scope)
+{
+    uint8_t *structs;
+
+    memcpy(&structs, (const uint8_t *)c + collections[scope].structs, sizeof(structs));
+    return structs;
+}
+
+static uint32_t *count_of(struct rv_config *c, enum rv_key_scope scope)
+{
+    return (uint32_t *)(void *)((uint8_t *)c + collections[scope].count);
+}
+
 void *rv_config_base(struct rv_config_private *config, enum rv_key_scope scope, uint32_t number)
 {
-    switch (scope) {
-    case RV_SCOPE_MODEL:
-        return &config->config.models[number];
-    case RV_SCOPE_TYPE:
-        return &config->config.types[number];
-    default:
+    if (scope == RV_SCOPE_TOP)
         return &config->config;
-    }
+    return structs_of(&config->config, scope) + number * collections[scope].struct_size;
 }
 
 struct rv_origin *rv_config_origin(struct rv_config_private *config, const struct rv_key *key, uint32_t number)
 {
     unsigned row = rv_key_number(key);
 
-    switch (key->scope) {
-    case RV_SCOPE_MODEL:
-        return &config->models[number].keys[row];
-    case RV_SCOPE_TYPE:
-        return &config->types[number].keys[row];
-    default:
-        return &config->keys[row];
-    }
+    return key->scope == RV_SCOPE_TOP ? &config->keys[row] : &config->entities[key->scope][number].keys[row];
 }
 
 void rv_key_shown(const struct rv_key *key, const char *name, char *buffer, size_t size)
@@ -133,7 +152,8 @@ static int store_defaults(struct rv_config_private *config, enum rv_key_scope sc
     return 0;
 }
 
-/* ---- models and types by name ------------------------------------------------------------------------------------ */
+/* ---- models, types and devices by name
+ * ------------------------------------------------------------------------------------ */
 
 /* `resvisor logs NAME` knows these beside the types. */
 static bool name_is_ours(const char *name)
@@ -155,71 +175,84 @@ static bool name_is_valid(const char *name)
 }
 
 /* Grows two arrays that go side by side. */
-static int grow(void **structs, size_t struct_size, struct rv_entity **entities, uint32_t *room, uint32_t limit)
+static int grow(struct rv_config_private *config, enum rv_key_scope scope)
 {
-    uint32_t wanted = *room ? *room * 2 : 8;
-    void *p;
+    const struct collection *row = &collections[scope];
+    uint32_t room = config->room[scope], wanted = room ? room * 2 : 8;
+    uint8_t *structs = structs_of(&config->config, scope);
+    struct rv_entity *entities = config->entities[scope];
 
-    wanted = wanted > limit ? limit : wanted;
-    p = reallocarray(*structs, wanted, struct_size);
-    if (!p)
+    wanted = wanted > row->limit ? row->limit : wanted;
+    structs = reallocarray(structs, wanted, row->struct_size);
+    if (!structs)
         return -ENOMEM;
-    *structs = p;
-    p = reallocarray(*entities, wanted, sizeof(**entities));
-    if (!p)
+    memcpy((uint8_t *)&config->config + row->structs, &structs, sizeof(structs));
+    entities = reallocarray(entities, wanted, sizeof(*entities));
+    if (!entities)
         return -ENOMEM;
-    *entities = p;
-    memset((uint8_t *)*structs + *room * struct_size, 0, (wanted - *room) * struct_size);
-    memset(*entities + *room, 0, (wanted - *room) * sizeof(**entities));
-    *room = wanted;
+    config->entities[scope] = entities;
+    memset(structs + room * row->struct_size, 0, (wanted - room) * row->struct_size);
+    memset(entities + room, 0, (wanted - room) * sizeof(*entities));
+    config->room[scope] = wanted;
     return 0;
 }
 
-static const char *entity_name(struct rv_config_private *config, enum rv_key_scope scope, uint32_t number)
+static char *entity_name(struct rv_config_private *config, enum rv_key_scope scope, uint32_t number)
 {
-    return scope == RV_SCOPE_MODEL ? config->config.models[number].name : config->config.types[number].name;
+    char *name;
+
+    memcpy(&name, rv_config_base(config, scope, number), sizeof(name));
+    return name;
 }
 
 static int entity_add(struct rv_config_private *config, enum rv_key_scope scope, const char *name, uint32_t *ret_number)
 {
-    struct rv_config *c = &config->config;
-    bool is_model = scope == RV_SCOPE_MODEL;
-    uint32_t *count = is_model ? &c->model_count : &c->type_count;
-    uint32_t room = is_model ? config->model_room : config->type_room;
+    uint32_t *count = count_of(&config->config, scope);
     char *copy;
-    int r = 0;
 
-    if (*count == room) {
-        void *structs = is_model ? (void *)c->models : (void *)c->types;
-
-        r = is_model ? grow(&structs, sizeof(*c->models), &config->models, &config->model_room, RV_MODELS_MAX)
-                     : grow(&structs, sizeof(*c->types), &config->types, &config->type_room, RV_TYPES_MAX);
-        if (is_model)
-            c->models = structs;
-        else
-            c->types = structs;
-    }
-    copy = strdup(name);
-    if (r < 0 || !copy) {
-        free(copy);
+    if (*count == config->room[scope] && grow(config, scope) < 0)
         return -ENOMEM;
-    }
+    copy = strdup(name);
+    if (!copy)
+        return -ENOMEM;
     *ret_number = (*count)++;
-    if (is_model)
-        c->models[*ret_number].name = copy;
-    else
-        c->types[*ret_number].name = copy;
+    memcpy(rv_config_base(config, scope, *ret_number), &copy, sizeof(copy));
     return store_defaults(config, scope, *ret_number);
+}
+
+/* False = reported. */
+static bool name_is_allowed(struct rv_loader *loader, struct rv_origin origin, enum rv_key_scope scope,
+                            const char *name)
+{
+    const char *section = collections[scope].section;
+    char shown[SHOWN_MAX], reason[RV_KEY_REASON_MAX];
+
+    (void)rv_escape(shown, sizeof(shown), name, strlen(name));
+    if (scope == RV_SCOPE_DEVICE) {
+        if (rv_config_is_device(name, reason, sizeof(reason)))
+            return true;
+        rv_loader_problem(loader, origin, section, "%s", reason);
+        return false;
+    }
+    if (!name_is_valid(name)) {
+        rv_loader_problem(loader, origin, section,
+                          "\"%s\" is not a name; 1 to 64 letters, digits and . _ - are allowed", shown);
+        return false;
+    }
+    if (scope == RV_SCOPE_TYPE && name_is_ours(name)) {
+        rv_loader_problem(loader, origin, section,
+                          "\"%s\" is the name of a log of resvisor itself; any other name is allowed", name);
+        return false;
+    }
+    return true;
 }
 
 /* Finds or adds; false = reported. */
 static bool entity_get(struct rv_loader *loader, struct rv_origin origin, enum rv_key_scope scope, const char *name,
                        uint32_t *ret_number)
 {
-    const char *section = scope == RV_SCOPE_MODEL ? "models" : "types";
-    uint32_t limit = scope == RV_SCOPE_MODEL ? RV_MODELS_MAX : RV_TYPES_MAX;
-    uint32_t count = scope == RV_SCOPE_MODEL ? loader->config->config.model_count : loader->config->config.type_count;
-    char shown[SHOWN_MAX];
+    const struct collection *row = &collections[scope];
+    uint32_t count = *count_of(&loader->config->config, scope);
 
     for (uint32_t i = 0; i < count; i++) {
         if (strcmp(entity_name(loader->config, scope, i), name) == 0) {
@@ -227,29 +260,17 @@ static bool entity_get(struct rv_loader *loader, struct rv_origin origin, enum r
             return true;
         }
     }
-    if (!name_is_valid(name)) {
-        rv_loader_problem(loader, origin, section,
-                          "\"%s\" is not a name; 1 to 64 letters, digits and . _ - are allowed",
-                          rv_escape(shown, sizeof(shown), name, strlen(name)));
+    if (!name_is_allowed(loader, origin, scope, name))
         return false;
-    }
-    if (scope != RV_SCOPE_MODEL && name_is_ours(name)) {
-        rv_loader_problem(loader, origin, section,
-                          "\"%s\" is the name of a log of resvisor itself; any other name is allowed", name);
-        return false;
-    }
-    if (count >= limit) {
-        rv_loader_problem(loader, origin, section, "too many; at most %u are allowed", limit);
+    if (count >= row->limit) {
+        rv_loader_problem(loader, origin, row->section, "too many; at most %u are allowed", row->limit);
         return false;
     }
     if (entity_add(loader->config, scope, name, ret_number) < 0) {
         loader->no_memory = true;
         return false;
     }
-    if (scope == RV_SCOPE_MODEL)
-        loader->config->models[*ret_number].origin = origin;
-    else
-        loader->config->types[*ret_number].origin = origin;
+    loader->config->entities[scope][*ret_number].origin = origin;
     return true;
 }
 
@@ -336,6 +357,15 @@ static void report_unknown(struct rv_loader *loader, struct rv_origin origin, co
 
 static void walk_names(struct rv_loader *loader, const struct rv_node *map, enum rv_key_scope scope);
 
+/* What a section's words name; RV_SCOPE_TOP = they are keys. */
+static enum rv_key_scope scope_of(const char *section)
+{
+    for (unsigned i = 0; i < RV_SCOPE_COUNT; i++)
+        if (collections[i].section && strcmp(collections[i].section, section) == 0)
+            return (enum rv_key_scope)i;
+    return RV_SCOPE_TOP;
+}
+
 /* prefix: "" or "pool." or "types.*."; shown_prefix the same with the name in it. */
 static void walk_section(struct rv_loader *loader, const struct rv_node *map, const char *prefix,
                          const char *shown_prefix, uint32_t number)
@@ -359,10 +389,8 @@ static void walk_section(struct rv_loader *loader, const struct rv_node *map, co
             report_unknown(loader, at_line(node->key->line), prefix, shown_prefix, word);
         } else if (node->kind != RV_NODE_MAP && !is_empty(node)) {
             rv_loader_problem(loader, at_line(node->line), shown, "is %s; allowed: a map", kind_names[node->kind]);
-        } else if (strcmp(word, "models") == 0) {
-            walk_names(loader, node, RV_SCOPE_MODEL);
-        } else if (strcmp(word, "types") == 0) {
-            walk_names(loader, node, RV_SCOPE_TYPE);
+        } else if (scope_of(pattern) != RV_SCOPE_TOP) {
+            walk_names(loader, node, scope_of(pattern));
         } else {
             char deeper[RV_KEY_PATH_MAX];
 
@@ -375,8 +403,9 @@ static void walk_section(struct rv_loader *loader, const struct rv_node *map, co
 static void walk_names(struct rv_loader *loader, const struct rv_node *map, enum rv_key_scope scope)
 {
     bool is_model = scope == RV_SCOPE_MODEL;
-    const char *section = is_model ? "models." : "types.";
+    char section[RV_NAME_MAX];
 
+    (void)snprintf(section, sizeof(section), "%s.", collections[scope].section);
     report_duplicates(loader, map, section);
     for (const struct rv_node *node = map->child; node; node = node->next) {
         char shown[RV_KEY_PATH_MAX];
@@ -389,7 +418,7 @@ static void walk_names(struct rv_loader *loader, const struct rv_node *map, enum
             store(loader, at_line(node->line), rv_key_find("models.*.path"), number, shown, node->text);
         } else if (node->kind == RV_NODE_MAP) {
             (void)snprintf(shown, sizeof(shown), "%s%s.", section, node->key->text);
-            walk_section(loader, node, is_model ? "models.*." : "types.*.", shown, number);
+            walk_section(loader, node, collections[scope].prefix, shown, number);
         } else if (!is_empty(node)) {
             rv_loader_problem(loader, at_line(node->line), shown, "is %s; allowed: a map%s", kind_names[node->kind],
                               is_model ? " or the path of a file" : "");
@@ -741,19 +770,15 @@ void rv_config_destroy(struct rv_config *config)
 
     if (!config)
         return;
-    for (uint32_t i = 0; i < config->model_count; i++) {
-        clear_scope(all, RV_SCOPE_MODEL, i);
-        free(config->models[i].name);
-    }
-    for (uint32_t i = 0; i < config->type_count; i++) {
-        clear_scope(all, RV_SCOPE_TYPE, i);
-        free(config->types[i].name);
+    for (unsigned scope = RV_SCOPE_TOP + 1; scope < RV_SCOPE_COUNT; scope++) {
+        for (uint32_t i = 0; i < *count_of(config, scope); i++) {
+            clear_scope(all, scope, i);
+            free(entity_name(all, scope, i));
+        }
+        free(structs_of(config, scope));
+        free(all->entities[scope]);
     }
     clear_scope(all, RV_SCOPE_TOP, 0);
-    free(config->models);
-    free(config->types);
-    free(all->models);
-    free(all->types);
     free(config->file);
     free(all);
 }

@@ -138,6 +138,10 @@ struct rv_config_sources {
 int rv_config_load(const struct rv_config_sources *sources, FILE *problems, struct rv_config **ret_config);
 void rv_config_destroy(struct rv_config *config);
 
+/* Is this what a device is called in the configuration: cuda:0 to cuda:15, or GPU- and a uuid? False: reason says what
+ * is wrong and what is allowed. */
+bool rv_config_is_device(const char *name, char *reason, size_t size);
+
 /* What `--flag VALUE` or `--flag=VALUE` of the type's args says, the last one; NULL = not given, "" = without a value.
  */
 const char *rv_config_type_argument(const struct rv_config_type *type, const char *flag);
@@ -159,6 +163,11 @@ void rv_config_write_reference(FILE *out);
 /* The default runtime directory of this user: $RESVISOR_RUNTIME_DIR, /run/resvisor as root, $XDG_RUNTIME_DIR/resvisor,
  * else /tmp/resvisor-UID (owned and 0700, or refused). Writes at most size bytes; -ENAMETOOLONG. */
 int rv_runtime_dir_default(char *buffer, size_t size);
+
+/* Where things are kept over starts: $STATE_DIRECTORY (its first folder), /var/lib/resvisor as root,
+ * $XDG_STATE_HOME/resvisor, else ~/.local/state/resvisor. The same as the ComfyUI launcher's. -ENAMETOOLONG, -ENOENT.
+ */
+int rv_state_dir_default(char *buffer, size_t size);
 
 /*
  * Where the supervisor of these sources listens, for commands that only talk to it: runtime_dir from flags,

@@ -61,6 +61,24 @@ int rv_runtime_dir_default(char *buffer, size_t size)
     return n < 0 || (size_t)n >= size ? -ENAMETOOLONG : 0;
 }
 
+int rv_state_dir_default(char *buffer, size_t size)
+{
+    const char *given = getenv("STATE_DIRECTORY"), *xdg = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
+    int n;
+
+    if (given && *given && *given != ':')
+        n = snprintf(buffer, size, "%.*s", (int)strcspn(given, ":"), given);
+    else if (geteuid() == 0)
+        n = snprintf(buffer, size, "/var/lib/resvisor");
+    else if (xdg && *xdg)
+        n = snprintf(buffer, size, "%s/resvisor", xdg);
+    else if (home && *home)
+        n = snprintf(buffer, size, "%s/.local/state/resvisor", home);
+    else
+        return -ENOENT;
+    return n < 0 || (size_t)n >= size ? -ENAMETOOLONG : 0;
+}
+
 static void check_runtime_dir(struct rv_loader *loader)
 {
     struct rv_config *c = &loader->config->config;
@@ -280,7 +298,7 @@ static void check_model(struct rv_loader *loader, uint32_t number)
 
     (void)snprintf(key, sizeof(key), "models.%s.path", model->name);
     if (*model->path == '\0') {
-        rv_loader_problem(loader, loader->config->models[number].origin, key,
+        rv_loader_problem(loader, loader->config->entities[RV_SCOPE_MODEL][number].origin, key,
                           "is missing; allowed: the path of a file");
         return;
     }
@@ -309,7 +327,7 @@ static void check_executor(struct rv_loader *loader, uint32_t number)
 
     (void)snprintf(key, sizeof(key), "types.%s.executor", type->name);
     if (*type->executor == '\0') {
-        rv_loader_problem(loader, loader->config->types[number].origin, key,
+        rv_loader_problem(loader, loader->config->entities[RV_SCOPE_TYPE][number].origin, key,
                           "is missing; allowed: a name such as image, or the absolute path of a .so file");
         return;
     }
@@ -404,7 +422,7 @@ static void check_python(struct rv_loader *loader, uint32_t number)
 
     (void)snprintf(key, sizeof(key), "types.%s.script", type->name);
     if (*type->script == '\0')
-        rv_loader_problem(loader, loader->config->types[number].origin, key,
+        rv_loader_problem(loader, loader->config->entities[RV_SCOPE_TYPE][number].origin, key,
                           "is missing; allowed: the path of a Python script");
     else if (!is_file(type->script, R_OK))
         rv_loader_problem(loader, origin_of(loader, "types.*.script", number), key,
@@ -420,7 +438,7 @@ static void check_comfyui(struct rv_loader *loader, uint32_t number)
 
     (void)snprintf(key, sizeof(key), "types.%s.directory", type->name);
     if (*type->directory == '\0')
-        rv_loader_problem(loader, loader->config->types[number].origin, key,
+        rv_loader_problem(loader, loader->config->entities[RV_SCOPE_TYPE][number].origin, key,
                           "is missing; allowed: the folder of ComfyUI, with its main.py");
     else if (n < 0 || (size_t)n >= sizeof(path) || !is_file(path, R_OK))
         rv_loader_problem(loader, origin_of(loader, "types.*.directory", number), key,
@@ -488,6 +506,100 @@ static void report_unknown_model(struct rv_loader *loader, uint32_t number, cons
     rv_loader_problem(loader, origin, key, "there is no model \"%s\"; allowed: names under models", shown);
 }
 
+/* ---- devices ----------------------------------------------------------------------------------------------------- */
+
+/* "GPU-" and a uuid's digits in groups; `hexadecimal` are the digits that are allowed. */
+static bool is_gpu_uuid(const char *text, const char *hexadecimal)
+{
+    static const unsigned groups[] = {8, 4, 4, 4, 12};
+
+    if (strncmp(text, "GPU", 3) != 0)
+        return false;
+    text += 3;
+    for (unsigned i = 0; i < sizeof(groups) / sizeof(groups[0]); i++, text += groups[i - 1])
+        if (*text++ != '-' || strspn(text, hexadecimal) != groups[i])
+            return false;
+    return *text == '\0';
+}
+
+/* cuda:0 to cuda:15, without leading zeros. */
+static bool is_cuda_number(const char *text)
+{
+    size_t digits;
+
+    if (strncmp(text, "cuda:", 5) != 0)
+        return false;
+    text += 5;
+    digits = strspn(text, "0123456789");
+    return digits > 0 && digits <= 2 && text[digits] == '\0' && (digits == 1 || *text != '0') &&
+           strtoul(text, NULL, 10) < RV_DEVICES_MAX;
+}
+
+/* "gpu1", "cuda", "CUDA:1", "1": all mean one thing. False = nothing is near. */
+static bool guess_device(const char *name, char *buffer, size_t size)
+{
+    static const char *const words[] = {"cuda", "gpu", "device", "nvidia", ""};
+    char lower[RV_NAME_MAX];
+    size_t n = strlen(name);
+
+    if (n >= sizeof(lower))
+        return false;
+    for (size_t i = 0; i <= n; i++)
+        lower[i] = (char)tolower((unsigned char)name[i]);
+    if (strncmp(lower, "gpu-", 4) == 0) {
+        memcpy(lower, "GPU", 3);
+        (void)snprintf(buffer, size, "%s", lower);
+        return is_gpu_uuid(buffer, "0123456789abcdef");
+    }
+    for (unsigned i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+        const char *rest = lower + strlen(words[i]);
+
+        if (strncmp(lower, words[i], strlen(words[i])) != 0)
+            continue;
+        rest += strspn(rest, ":_- ");
+        (void)snprintf(buffer, size, "cuda:%s", *rest ? rest : "0");
+        return n > 0 && is_cuda_number(buffer);
+    }
+    return false;
+}
+
+bool rv_config_is_device(const char *name, char *reason, size_t size)
+{
+    char shown[RV_NAME_MAX], guess[RV_NAME_MAX];
+
+    if (is_cuda_number(name) || is_gpu_uuid(name, "0123456789abcdef"))
+        return true;
+    (void)rv_escape(shown, sizeof(shown), name, strlen(name));
+    if (guess_device(name, guess, sizeof(guess)))
+        (void)snprintf(reason, size, "\"%s\" is not a device, did you mean \"%s\"?", shown, guess);
+    else
+        (void)snprintf(reason, size,
+                       "\"%s\" is not a device; allowed: cuda:0 to cuda:%u, or GPU- and a uuid in small letters, as "
+                       "`nvidia-smi -L` shows it",
+                       shown, RV_DEVICES_MAX - 1);
+    return false;
+}
+
+static void check_type_device(struct rv_loader *loader, uint32_t number)
+{
+    const struct rv_config *c = &loader->config->config;
+    const char *device = c->types[number].device;
+    struct rv_origin origin = origin_of(loader, "types.*.device", number);
+    char key[RV_KEY_PATH_MAX], reason[RV_KEY_REASON_MAX], guess[RV_NAME_MAX];
+
+    if (strcmp(device, "auto") == 0 || strcmp(device, "host") == 0)
+        return;
+    (void)snprintf(key, sizeof(key), "types.%s.device", c->types[number].name);
+    if (!rv_config_is_device(device, reason, sizeof(reason))) {
+        if (!strstr(reason, "did you mean") && rv_word_suggest("auto|host", device, guess, sizeof(guess)))
+            rv_loader_problem(loader, origin, key, "is not known, did you mean \"%s\"?", guess);
+        else
+            rv_loader_problem(loader, origin, key, "%s; auto and host are allowed too", reason);
+    } else if (strcmp(c->cuda, "off") == 0) {
+        rv_loader_problem(loader, origin, key, "is %s, but cuda.enabled is off; allowed: host", device);
+    }
+}
+
 static void check_type(struct rv_loader *loader, uint32_t number)
 {
     struct rv_config *c = &loader->config->config;
@@ -495,6 +607,7 @@ static void check_type(struct rv_loader *loader, uint32_t number)
     char key[RV_KEY_PATH_MAX];
 
     check_kind(loader, number);
+    check_type_device(loader, number);
     (void)snprintf(key, sizeof(key), "types.%s.models", type->name);
     for (uint32_t i = 0; i < type->model_count; i++) {
         if (!model_is_known(c, type->models[i]))

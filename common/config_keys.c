@@ -12,6 +12,10 @@
 #define TYPE_LIST(member, count) \
     RV_SCOPE_TYPE, offsetof(struct rv_config_type, member), offsetof(struct rv_config_type, count)
 
+#define DEVICE(member) RV_SCOPE_DEVICE, offsetof(struct rv_config_device, member), 0
+#define DEVICE_SHARE(member, percent) \
+    RV_SCOPE_DEVICE, offsetof(struct rv_config_device, member), offsetof(struct rv_config_device, percent)
+
 #define KIB UINT64_C(1024)
 #define MIB (1024 * KIB)
 #define GIB (1024 * MIB)
@@ -75,11 +79,12 @@ static const struct rv_key keys[] = {
      "a node holds Python's lock, ComfyUI's server is silent too."},
 
     {"pool.budget", RV_KEY_SIZE, TOP(pool_budget), 0, 1024 * TIB, true, NULL, "75%",
-     "Memory that all models together may take. A percentage is a share of the machine's memory. 0 means no limit."},
+     "Memory of the machine that all models together may take. A percentage is a share of it. 0 means no limit. Memory "
+     "of devices has budgets of its own: devices.NAME.budget."},
     {"pool.huge_pages", RV_KEY_CHOICE, TOP(huge_pages), 0, 0, false, "off|auto|only", "off",
      "Whether models lie in huge pages: `auto` uses them when enough are free, `only` refuses a load otherwise."},
     {"pool.backend", RV_KEY_WORD, TOP(pool_backend), 0, 0, false, "memfd", "memfd",
-     "What kind of memory models lie in."},
+     "What kind of memory models on the host lie in. Devices: devices.NAME.backend."},
     {"pool.load_timeout", RV_KEY_DURATION, TOP(load_timeout_us), SECOND, DAY, false, NULL, "10m",
      "A load that takes longer is ended and fails."},
     {"pool.load_retry", RV_KEY_DURATION, TOP(load_retry_us), 0, DAY, false, NULL, "30s",
@@ -87,6 +92,15 @@ static const struct rv_key keys[] = {
     {"pool.max_loads", RV_KEY_UINT, TOP(max_loads), 1, 64, false, NULL, "2", "Loads at one time; further ones wait."},
     {"pool.direct", RV_KEY_WORD, TOP(pool_direct), 0, 0, false, "auto|always|never", "auto",
      "Whether files are read past the page cache: `auto` does so when the file is not cached."},
+
+    {"cuda.enabled", RV_KEY_WORD, TOP(cuda), 0, 0, false, "auto|off", "auto",
+     "Whether GPUs are looked for. `auto` uses those that the driver has; without a driver there are none. `off` never "
+     "starts anything that loads the driver."},
+    {"cuda.reserve", RV_KEY_SIZE, TOP(cuda_reserve), 0, 1024 * TIB, true, NULL, "4GiB",
+     "When a device shares the machine's memory: what models leave alone of the memory that is available. A percentage "
+     "is a share of the machine's memory."},
+    {"cuda.revoke_timeout", RV_KEY_DURATION, TOP(revoke_timeout_us), 100000, HOUR, false, NULL, "10s",
+     "When a device's memory goes, its clients are told. Those that still hold it after this time are cut off."},
 
     {"model_folders", RV_KEY_PATHS, TOP_LIST(folders, folder_count), 0, RV_FOLDERS_MAX, false, NULL, "",
      "Folders that models lie in. A path that a client gives must lie in one of them, also behind links; a configured "
@@ -150,6 +164,10 @@ static const struct rv_key keys[] = {
      "one. `off` starts each worker from nothing."},
     {"types.*.models", RV_KEY_LIST, TYPE_LIST(models, model_count), 0, RV_TYPE_MODELS_MAX, false, NULL, "",
      "Names of models that each worker attaches at start, in this order. Jobs use the first unless they name another."},
+    {"types.*.device", RV_KEY_STRING, TYPE(device), TEXT, "auto",
+     "Where the models of this type lie: `host`, `cuda:0` and the like, or `GPU-` and the uuid. `auto` is `host`, and "
+     "with kind `comfyui` and `--gpu-only` among its args the device that these choose. A device that shares the "
+     "machine's memory may use models that lie on the host."},
     {"types.*.accepts", RV_KEY_LIST, TYPE_LIST(accepts, accept_count), 0, RV_ACCEPTS_MAX, false,
      "image|video|audio|3d|text|any", "",
      "Kinds of ComfyUI graphs that it runs: image, video, audio, 3d, text, or any for what no other type accepts. "
@@ -181,6 +199,14 @@ static const struct rv_key keys[] = {
      "The time that max_deaths counts in."},
     {"types.*.mapping", RV_KEY_WORD, TYPE(mapping), 0, 0, false, "private|shared", "private",
      "How workers map models: `private` makes own copies of pages that they write to, `shared` is read-only."},
+
+    {"devices.*.backend", RV_KEY_WORD, DEVICE(backend), 0, 0, false, "auto|cuda-vmm|cuda-ipc|memfd", "auto",
+     "How memory of this device is shared. `auto` takes what its self-test says is best; `resvisor devices` shows "
+     "which "
+     "and why. `memfd` leaves models in the machine's memory, which only a device that shares it can read."},
+    {"devices.*.budget", RV_KEY_SHARE, DEVICE_SHARE(budget, budget_percent), 0, 1024 * TIB, true, NULL, "90%",
+     "Memory of this device that all models together may take. A percentage is a share of the device's memory. 0 means "
+     "no limit but what is free."},
 };
 
 #define KEY_COUNT (sizeof(keys) / sizeof(keys[0]))

@@ -21,6 +21,7 @@ enum rv_key_type {
     RV_KEY_BOOL,
     RV_KEY_UINT,     /* uint32_t */
     RV_KEY_SIZE,     /* uint64_t bytes */
+    RV_KEY_SHARE,    /* uint64_t bytes, or a uint32_t percentage of what is not known yet; the other is 0 */
     RV_KEY_DURATION, /* uint64_t microseconds */
     RV_KEY_WORD,     /* one of `words`, stored as text */
     RV_KEY_CHOICE,   /* one of `words`, stored as its number in an enum */
@@ -30,14 +31,14 @@ enum rv_key_type {
     RV_KEY_TYPES,    /* number of the above */
 };
 
-enum rv_key_scope { RV_SCOPE_TOP, RV_SCOPE_MODEL, RV_SCOPE_TYPE };
+enum rv_key_scope { RV_SCOPE_TOP, RV_SCOPE_MODEL, RV_SCOPE_TYPE, RV_SCOPE_DEVICE, RV_SCOPE_COUNT };
 
 struct rv_key {
     const char *pattern; /* "pool.budget", "types.*.queue" */
     enum rv_key_type type;
     enum rv_key_scope scope;
-    size_t offset;        /* in rv_config, rv_config_model or rv_config_type */
-    size_t count_offset;  /* of the uint32_t count; lists and maps only */
+    size_t offset;        /* in rv_config, rv_config_model, rv_config_type or rv_config_device */
+    size_t count_offset;  /* of a uint32_t: the count of lists and maps, the percentage of a share */
     uint64_t min, max;    /* numbers: range; lists and maps: max is the number of elements */
     bool percent;         /* a size that may be a share of the machine's memory */
     const char *words;    /* "auto|always|never" */

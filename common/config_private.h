@@ -48,7 +48,7 @@ struct rv_origin {
     unsigned line; /* RV_SOURCE_FILE */
 };
 
-/* A model or type beside its struct in rv_config. */
+/* A model, type or device beside its struct in rv_config. */
 struct rv_entity {
     struct rv_origin origin; /* of its first mention */
     struct rv_origin keys[RV_KEYS_PER_SCOPE];
@@ -58,8 +58,8 @@ struct rv_entity {
 struct rv_config_private {
     struct rv_config config;
     struct rv_origin keys[RV_KEYS_PER_SCOPE];
-    struct rv_entity *models, *types;
-    uint32_t model_room, type_room;
+    struct rv_entity *entities[RV_SCOPE_COUNT]; /* none of RV_SCOPE_TOP */
+    uint32_t room[RV_SCOPE_COUNT];
 };
 
 /* ---- one run of the loader --------------------------------------------------------------------------------------- */
@@ -78,7 +78,7 @@ struct rv_loader {
 void rv_loader_problem(struct rv_loader *loader, struct rv_origin origin, const char *key, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 
-/* The base address that a key's offset counts from; `number` is the model's or type's. */
+/* The base address that a key's offset counts from; `number` is the model's, type's or device's. */
 void *rv_config_base(struct rv_config_private *config, enum rv_key_scope scope, uint32_t number);
 struct rv_origin *rv_config_origin(struct rv_config_private *config, const struct rv_key *key, uint32_t number);
 

@@ -70,10 +70,17 @@ static json_t *value_json(const struct rv_key *key, const void *base)
     case RV_KEY_UINT:
         memcpy(&number, place, sizeof(number));
         return json_integer(number);
+    case RV_KEY_SHARE:
+        memcpy(&number, (const uint8_t *)base + key->count_offset, sizeof(number));
+        if (number) {
+            rv_key_format(key, base, text, sizeof(text));
+            return text_json(text);
+        }
+        /* fall through */
     case RV_KEY_SIZE:
     case RV_KEY_DURATION:
         memcpy(&wide, place, sizeof(wide));
-        return json_integer((json_int_t)(key->type == RV_KEY_SIZE ? wide : wide / 1000));
+        return json_integer((json_int_t)(key->type == RV_KEY_DURATION ? wide / 1000 : wide));
     case RV_KEY_LIST:
     case RV_KEY_PATHS:
     case RV_KEY_MAP:
@@ -84,9 +91,12 @@ static json_t *value_json(const struct rv_key *key, const void *base)
     }
 }
 
-static const char *json_unit(enum rv_key_type type)
+static const char *json_unit(const struct rv_key *key, const json_t *value)
 {
-    return type == RV_KEY_SIZE ? "bytes" : type == RV_KEY_DURATION ? "ms" : "";
+    if (key->type == RV_KEY_DURATION)
+        return "ms";
+    /* a share of what is not known yet is a text with its own unit */
+    return (key->type == RV_KEY_SIZE || key->type == RV_KEY_SHARE) && json_is_integer(value) ? "bytes" : "";
 }
 
 struct printer {
@@ -104,11 +114,12 @@ static void show_key(struct printer *printer, const struct rv_key *key, uint32_t
     rv_key_shown(key, name, shown, sizeof(shown));
     format_origin(&printer->config->config, key, origin, where, sizeof(where));
     if (printer->array) {
-        json_t *row = json_object();
+        json_t *row = json_object(), *data = value_json(key, base);
+        const char *unit = json_unit(key, data);
 
         (void)json_object_set_new(row, "key", text_json(shown));
-        (void)json_object_set_new(row, "value", value_json(key, base));
-        (void)json_object_set_new(row, "unit", json_string(json_unit(key->type)));
+        (void)json_object_set_new(row, "value", data);
+        (void)json_object_set_new(row, "unit", json_string(unit));
         (void)json_object_set_new(row, "origin", text_json(where));
         (void)json_array_append_new(printer->array, row);
         return;
@@ -134,6 +145,8 @@ void rv_config_show(const struct rv_config *config, FILE *out, bool json)
         show_scope(&printer, RV_SCOPE_MODEL, i, config->models[i].name, "");
     for (uint32_t i = 0; i < config->type_count; i++)
         show_scope(&printer, RV_SCOPE_TYPE, i, config->types[i].name, config->types[i].kind);
+    for (uint32_t i = 0; i < config->device_count; i++)
+        show_scope(&printer, RV_SCOPE_DEVICE, i, config->devices[i].name, "");
     if (printer.array) {
         (void)json_dumpf(printer.array, out, JSON_INDENT(2));
         (void)fputc('\n', out);
@@ -168,6 +181,7 @@ static const char reference_head[] =
     "| size | `512MiB`, `1.5GiB`; units B, KiB, MiB, GiB, TiB; a number alone is bytes |\n"
     "| duration | `500ms`, `10s`, `2m`; units us, ms, s, m, h, d; a number alone is refused, except 0 |\n"
     "| name | 1 to 64 letters, digits and `.` `_` `-` |\n"
+    "| device | `cuda:0` and the like, or `GPU-` and the uuid as `nvidia-smi -L` shows it |\n"
     "| path | a relative one in the file is relative to the file's folder |\n"
     "\n"
     "The file may be at most 1 MiB. YAML aliases, several documents in one file and keys that occur twice are "
@@ -189,8 +203,10 @@ static void write_row(FILE *out, const struct rv_key *key)
 
 void rv_config_write_reference(FILE *out)
 {
-    static const char *const titles[] = {
-        [RV_SCOPE_TOP] = "Keys", [RV_SCOPE_MODEL] = "Models, by name", [RV_SCOPE_TYPE] = "Workflow types, by name"};
+    static const char *const titles[] = {[RV_SCOPE_TOP] = "Keys",
+                                         [RV_SCOPE_MODEL] = "Models, by name",
+                                         [RV_SCOPE_TYPE] = "Workflow types, by name",
+                                         [RV_SCOPE_DEVICE] = "Devices, by name"};
 
     (void)fputs(reference_head, out);
     for (unsigned scope = 0; scope < sizeof(titles) / sizeof(titles[0]); scope++) {

@@ -26,10 +26,10 @@ static const struct unit duration_units[] = {
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
 static const char *const type_names[] = {
-    [RV_KEY_STRING] = "text",         [RV_KEY_PATH] = "path",        [RV_KEY_BOOL] = "true or false",
-    [RV_KEY_UINT] = "number",         [RV_KEY_SIZE] = "size",        [RV_KEY_DURATION] = "duration",
-    [RV_KEY_WORD] = "word",           [RV_KEY_CHOICE] = "word",      [RV_KEY_LIST] = "list of texts",
-    [RV_KEY_PATHS] = "list of paths", [RV_KEY_MAP] = "map of texts",
+    [RV_KEY_STRING] = "text",        [RV_KEY_PATH] = "path",           [RV_KEY_BOOL] = "true or false",
+    [RV_KEY_UINT] = "number",        [RV_KEY_SIZE] = "size",           [RV_KEY_DURATION] = "duration",
+    [RV_KEY_SHARE] = "size",         [RV_KEY_WORD] = "word",           [RV_KEY_CHOICE] = "word",
+    [RV_KEY_LIST] = "list of texts", [RV_KEY_PATHS] = "list of paths", [RV_KEY_MAP] = "map of texts",
 };
 _Static_assert(COUNT(type_names) == RV_KEY_TYPES, "one name per type");
 
@@ -124,6 +124,22 @@ static const char *parse_percent(const char *text, uint64_t *ret_value)
     return NULL;
 }
 
+/* A share of what is known only later: a whole percentage from 1 to 100. */
+static const char *parse_share(const char *text, uint32_t *ret_percent)
+{
+    uint64_t thousandths;
+    const char *rest = parse_thousandths(text, &thousandths);
+
+    if (!rest || strcmp(rest, "%") != 0)
+        return "is not a percentage";
+    if (thousandths > 100000)
+        return "is more than 100%";
+    if (thousandths == 0 || thousandths % 1000)
+        return "is not a whole percentage from 1% to 100%";
+    *ret_percent = (uint32_t)(thousandths / 1000);
+    return NULL;
+}
+
 static const char *parse_uint(const char *text, uint64_t *ret_value)
 {
     uint64_t value = 0;
@@ -206,6 +222,27 @@ static int store_number(const struct rv_key *key, uint8_t *place, const char *te
     } else {
         memcpy(place, &value, sizeof(value));
     }
+    return 0;
+}
+
+static int store_share(const struct rv_key *key, uint8_t *base, const char *text, char *reason, size_t size)
+{
+    uint64_t bytes = 0;
+    uint32_t percent = 0;
+    const char *what;
+    int r;
+
+    if (strchr(text, '%')) {
+        what = parse_share(text, &percent);
+        if (what)
+            return wrong(text, what, reason, size);
+        memcpy(base + key->offset, &bytes, sizeof(bytes));
+    } else {
+        r = store_number(key, base + key->offset, text, reason, size);
+        if (r < 0)
+            return r;
+    }
+    memcpy(base + key->count_offset, &percent, sizeof(percent));
     return 0;
 }
 
@@ -304,6 +341,8 @@ int rv_key_store(const struct rv_key *key, void *base, const char *text, const c
             return wrong(text, what, reason, size);
         memcpy(place, &flag, sizeof(flag));
         return 0;
+    case RV_KEY_SHARE:
+        return store_share(key, base, text, reason, size);
     default:
         return store_number(key, place, text, reason, size);
     }
@@ -445,6 +484,7 @@ void rv_key_allowed(const struct rv_key *key, char *buffer, size_t size)
         (void)snprintf(buffer, size, "a whole number from %" PRIu64 " to %" PRIu64, key->min, key->max);
         break;
     case RV_KEY_SIZE:
+    case RV_KEY_SHARE:
         rv_format_size(key->min, low, sizeof(low));
         rv_format_size(key->max, high, sizeof(high));
         (void)snprintf(buffer, size, "a size such as 512MiB or 16GiB%s, from %s to %s",
@@ -528,6 +568,13 @@ void rv_key_format(const struct rv_key *key, const void *base, char *buffer, siz
         memcpy(&number, place, sizeof(number));
         (void)snprintf(buffer, size, "%" PRIu32, number);
         break;
+    case RV_KEY_SHARE:
+        memcpy(&number, (const uint8_t *)base + key->count_offset, sizeof(number));
+        if (number) {
+            (void)snprintf(buffer, size, "%" PRIu32 "%%", number);
+            break;
+        }
+        /* fall through */
     case RV_KEY_SIZE:
         memcpy(&wide, place, sizeof(wide));
         rv_format_size(wide, buffer, size);

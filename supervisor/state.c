@@ -43,6 +43,11 @@ const char *rv_model_state_name(enum rv_model_state state)
     return model_states[state];
 }
 
+const char *rv_place_name(const struct rv_state *state, int device)
+{
+    return device >= 0 && (uint32_t)device < state->device_count ? state->devices[device].name : "host";
+}
+
 int rv_state_init(struct rv_state *state)
 {
     uint8_t random[16] = {0};
@@ -123,23 +128,28 @@ bool rv_identity_equal(const struct rv_file_identity *a, const struct rv_file_id
            a->mtime_nsec == b->mtime_nsec;
 }
 
-struct rv_model *rv_model_by_name(struct rv_state *state, const char *name)
+static bool is_at(const struct rv_model *model, int device)
+{
+    return device == RV_ANYWHERE || model->device == device;
+}
+
+struct rv_model *rv_model_by_name(struct rv_state *state, const char *name, int device)
 {
     struct rv_model *model;
 
     TAILQ_FOREACH (model, &state->models, link)
-        if (strcmp(model->name, name) == 0)
+        if (is_at(model, device) && strcmp(model->name, name) == 0)
             return model;
     return NULL;
 }
 
-struct rv_model *rv_model_by_path(struct rv_state *state, const char *path)
+struct rv_model *rv_model_by_path(struct rv_state *state, const char *path, int device)
 {
     struct rv_model *model, *first = NULL;
 
     /* Several names of one file have one entry that is at work: what is loaded is loaded once. */
     TAILQ_FOREACH (model, &state->models, link) {
-        if (strcmp(model->path, path) != 0)
+        if (!is_at(model, device) || strcmp(model->path, path) != 0)
             continue;
         if (model->load || !TAILQ_EMPTY(&model->generations))
             return model;
@@ -149,14 +159,15 @@ struct rv_model *rv_model_by_path(struct rv_state *state, const char *path)
     return first;
 }
 
-/* Entries by path are made for whoever asks; when the table is full the one unused for longest makes room. */
+/* Entries by path or on a device are made for whoever asks; when the table is full the one unused for longest makes
+ * room. */
 static bool forget_one(struct rv_state *state)
 {
     struct rv_model *model, *oldest = NULL;
 
     TAILQ_FOREACH (model, &state->models, link)
-        if (!model->configured && !model->pinned && !model->load && TAILQ_EMPTY(&model->generations) &&
-            (!oldest || model->last_use_us < oldest->last_use_us))
+        if ((!model->configured || model->device != RV_HOST) && !model->pinned && !model->load &&
+            TAILQ_EMPTY(&model->generations) && (!oldest || model->last_use_us < oldest->last_use_us))
             oldest = model;
     if (!oldest)
         return false;
@@ -165,20 +176,19 @@ static bool forget_one(struct rv_state *state)
 }
 
 struct rv_model *rv_model_add(struct rv_state *state, const char *name, const char *path, const char *format,
-                              bool configured)
+                              bool configured, int device)
 {
-    struct rv_model *model;
+    struct rv_model *model = calloc(1, sizeof(*model));
 
-    if (state->model_count >= RV_MODELS_MAX && !forget_one(state))
-        return NULL;
-    model = calloc(1, sizeof(*model));
     if (!model)
         return NULL;
     model->name = strdup(name);
     model->path = strdup(path);
     model->source = strdup(path);
     model->format = strdup(format);
-    if (!model->name || !model->path || !model->source || !model->format) {
+    /* The texts first: they may be those of the entry that is forgotten. */
+    if (!model->name || !model->path || !model->source || !model->format ||
+        (state->model_count >= RV_MODELS_MAX && !forget_one(state))) {
         free(model->name);
         free(model->path);
         free(model->source);
@@ -187,11 +197,48 @@ struct rv_model *rv_model_add(struct rv_state *state, const char *name, const ch
         return NULL;
     }
     model->configured = configured;
+    model->device = device;
     model->last_use_us = rv_now_us();
     TAILQ_INIT(&model->generations);
     TAILQ_INSERT_TAIL(&state->models, model, link);
     state->model_count++;
     return model;
+}
+
+struct rv_model *rv_model_place(struct rv_state *state, const struct rv_model *model, int device)
+{
+    struct rv_model *place, *after, *i;
+    char path[RV_PATH_MAX];
+    int n = snprintf(path, sizeof(path), "%s", model->path);
+
+    if (n < 0 || (size_t)n >= sizeof(path))
+        return NULL;
+    /* That makes room for itself, if need be by forgetting `model`, which is not used any more. */
+    place = rv_model_add(state, model->name, model->source, model->format, model->configured, device);
+    if (!place || rv_model_set_path(place, path) < 0)
+        return place;
+    after = NULL;
+    TAILQ_FOREACH (i, &state->models, link)
+        if (i != place && strcmp(i->name, place->name) == 0)
+            after = i;
+    if (after) { /* people read the places of a model one below the other */
+        TAILQ_REMOVE(&state->models, place, link);
+        TAILQ_INSERT_AFTER(&state->models, after, place, link);
+    }
+    return place;
+}
+
+bool rv_model_is_elsewhere(const struct rv_state *state, const struct rv_model *model)
+{
+    const struct rv_model *other;
+
+    if (model->device != RV_HOST || model->pinned || model->loads || model->failure.code ||
+        rv_model_state_of(model) != RV_MODEL_ABSENT)
+        return false;
+    TAILQ_FOREACH (other, &state->models, link)
+        if (other->device != RV_HOST && strcmp(other->name, model->name) == 0)
+            return true;
+    return false;
 }
 
 int rv_model_set_path(struct rv_model *model, const char *path)
@@ -222,15 +269,20 @@ enum rv_model_state rv_model_state_of(const struct rv_model *model)
     return rv_model_current(model) ? RV_MODEL_RESIDENT : RV_MODEL_ABSENT;
 }
 
-uint64_t rv_state_pool_bytes(const struct rv_state *state)
+uint64_t rv_state_pool_bytes(const struct rv_state *state, int device)
 {
     const struct rv_model *model;
     const struct rv_generation *generation;
     uint64_t bytes = 0;
 
-    TAILQ_FOREACH (model, &state->models, link)
-        TAILQ_FOREACH (generation, &model->generations, link)
-            bytes += generation->bytes;
+    TAILQ_FOREACH (model, &state->models, link) {
+        TAILQ_FOREACH (generation, &model->generations, link) {
+            if (model->device == device)
+                bytes += generation->bytes - generation->index_size;
+            if (device == RV_HOST)
+                bytes += generation->index_size;
+        }
+    }
     return bytes;
 }
 
@@ -238,7 +290,8 @@ void rv_generation_destroy(struct rv_generation *generation)
 {
     TAILQ_REMOVE(&generation->model->generations, generation, link);
     for (uint32_t i = 0; i < generation->arena_count; i++)
-        (void)close(generation->arena_fds[i]);
+        if (generation->arena_fds[i] >= 0)
+            (void)close(generation->arena_fds[i]);
     (void)close(generation->index_fd);
     free(generation);
 }

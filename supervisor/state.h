@@ -29,7 +29,8 @@ struct rv_model;
 
 /* ---- catalogue -------------------------------------------------------------------------------------------------- */
 
-#define RV_HOST (-1) /* in place of a device's number: the machine's own memory */
+#define RV_HOST (-1)     /* in place of a device's number: the machine's own memory */
+#define RV_ANYWHERE (-2) /* in look-ups: wherever it lies, the host first */
 
 /* Which content of which file: a load of one identity gives one generation. Compared field by field. */
 struct rv_file_identity {
@@ -89,9 +90,11 @@ struct rv_lease {
     TAILQ_ENTRY(rv_lease) link;     /* in its session */
     TAILQ_ENTRY(rv_lease) all_link; /* in rv_state.leases */
     uint64_t id;
-    struct rv_generation *generation;
-    pid_t pid;            /* who holds it */
-    uint64_t incarnation; /* if that is a worker; 0 = a client */
+    struct rv_generation *generation; /* NULL: it was taken away, since the device's memory is gone */
+    int device;                       /* where that memory lies or lay: RV_HOST or a number */
+    uint64_t revoked_us;              /* when it was taken away; 0 = it was not */
+    pid_t pid;                        /* who holds it */
+    uint64_t incarnation;             /* if that is a worker; 0 = a client */
 };
 TAILQ_HEAD(rv_lease_list, rv_lease);
 
@@ -286,13 +289,21 @@ int rv_state_place_templates(struct rv_state *state, uint32_t count);
 
 bool rv_identity_equal(const struct rv_file_identity *a, const struct rv_file_identity *b);
 
-struct rv_model *rv_model_by_name(struct rv_state *state, const char *name);
-struct rv_model *rv_model_by_path(struct rv_state *state, const char *path);
+/* The entry of that name or file on that device; RV_ANYWHERE: any. NULL = none. */
+struct rv_model *rv_model_by_name(struct rv_state *state, const char *name, int device);
+struct rv_model *rv_model_by_path(struct rv_state *state, const char *path, int device);
 
 /* Adds an entry (the texts are copied; path is the source too). NULL = no memory or RV_MODELS_MAX reached with nothing
  * to forget. */
 struct rv_model *rv_model_add(struct rv_state *state, const char *name, const char *path, const char *format,
-                              bool configured);
+                              bool configured, int device);
+
+/* Adds the entry of the same file on another device, beside the one that is there. NULL as above. */
+struct rv_model *rv_model_place(struct rv_state *state, const struct rv_model *model, int device);
+
+/* A configured model has an entry for the host, also if it lies on devices only: true = this is such a one, with
+ * nothing to tell. */
+bool rv_model_is_elsewhere(const struct rv_state *state, const struct rv_model *model);
 
 /* Replaces the path. 0 or -ENOMEM. */
 int rv_model_set_path(struct rv_model *model, const char *path);
@@ -301,8 +312,11 @@ int rv_model_set_path(struct rv_model *model, const char *path);
 struct rv_generation *rv_model_current(const struct rv_model *model);
 enum rv_model_state rv_model_state_of(const struct rv_model *model);
 
-/* Bytes of memory of all generations of all models. */
-uint64_t rv_state_pool_bytes(const struct rv_state *state);
+/* "host", "cuda:0": for people. */
+const char *rv_place_name(const struct rv_state *state, int device);
+
+/* Bytes of memory of all generations of all models: on a device their arenas, on the host also the indexes of all. */
+uint64_t rv_state_pool_bytes(const struct rv_state *state, int device);
 
 /* Closes the descriptors and forgets the generation; it must have no leases. */
 void rv_generation_destroy(struct rv_generation *generation);

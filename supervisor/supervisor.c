@@ -17,6 +17,7 @@
 #include "error.h"
 #include "keeper_link.h"
 #include "log.h"
+#include "pool/devices.h"
 #include "pool/pool.h"
 #include "start.h"
 
@@ -27,8 +28,10 @@ void rv_supervisor_check_stopped(struct rv_supervisor *s)
     if (!s->stopping)
         return;
     /* The router stays until the workers are gone: it takes their last results and answers those who wait. */
-    if (rv_workers_all_stopped(s))
+    if (rv_workers_all_stopped(s)) {
         rv_router_stop(s, false);
+        rv_devices_stop(s, false);
+    }
     if (rv_children_alive(s) == 0)
         (void)event_base_loopbreak(s->base);
 }
@@ -43,6 +46,7 @@ void rv_supervisor_stop(struct rv_supervisor *s, const char *why)
         rv_router_refuse_new_jobs(s);
     rv_load_cancel_all(s);
     rv_workers_stop(s, again);
+    rv_devices_stop(s, again);
     if (again)
         rv_router_stop(s, true);
     rv_supervisor_check_stopped(s);
@@ -120,6 +124,8 @@ static int init(struct rv_supervisor *s)
     if (r == 0)
         r = rv_pool_init(s);
     if (r == 0)
+        r = rv_devices_init(s);
+    if (r == 0)
         r = rv_children_init(s);
     if (r == 0)
         r = rv_control_init(s);
@@ -130,6 +136,7 @@ static void fini(struct rv_supervisor *s)
 {
     rv_control_fini(s);
     rv_children_fini(s);
+    rv_devices_fini(s);
     rv_pool_fini(s);
     rv_keeper_link_fini(s);
     rv_state_fini(&s->state);
@@ -162,6 +169,7 @@ int rv_supervisor_main(int argc, char **argv)
     }
     rv_log_info("resvisor " RV_VERSION " starts, pid %d, runtime directory %s", (int)getpid(), s.config->runtime_dir);
     rv_router_start(&s);
+    rv_devices_start(&s);
     rv_pool_preload(&s);
     rv_workers_start(&s);
 

@@ -18,6 +18,7 @@ struct event;
 struct event_base;
 struct rv_children;
 struct rv_control;
+struct rv_devices;
 struct rv_pool;
 
 struct rv_supervisor {
@@ -29,6 +30,7 @@ struct rv_supervisor {
     struct event *signal_events[4];
     struct rv_children *children; /* workers, router, loaders: children/children.h */
     struct rv_pool *pool;         /* catalogue at work: pool/pool.h */
+    struct rv_devices *devices;   /* pool/devices.h */
     struct rv_control *control;   /* listener and sessions: control/control.h */
     bool stopping;
     bool ready_told;

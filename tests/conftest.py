@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
-from harness import devices, models, procfs, protos  # noqa: E402,F401  (protos makes rpc_pb2 importable)
+from harness import devices, models, placement, procfs, protos  # noqa: E402,F401  (protos makes rpc_pb2 importable)
 from harness.service import BUILD, FAULT_EXECUTOR, MAKE_MODEL, PROGRAM, THREE_TYPES, Service, become_subreaper  # noqa: E402
 
 become_subreaper()
@@ -23,6 +23,8 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason="needs root"))
         if item.get_closest_marker("devices") and not devices.built():
             item.add_marker(pytest.mark.skip(reason="this build has no double of the CUDA driver"))
+    if placement.ON:
+        items[:] = [item for item in items if not item.get_closest_marker("host_memory")]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,6 +53,8 @@ def make_service(tmp_path):
             problems.append(error)
     if problems:
         raise problems[0]
+    if made and placement.ON:
+        procfs.wait_until(lambda: placement.allocated() == 0, 10, "all of the device's memory free again")
 
 
 @pytest.fixture

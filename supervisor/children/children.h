@@ -104,6 +104,9 @@ void rv_children_sweep_strays(struct rv_supervisor *s);
 /* Processes that have not ended yet. */
 uint32_t rv_children_alive(const struct rv_supervisor *s);
 
+/* What kind of child that is, for people; "" = none of ours. */
+const char *rv_child_name_of_pid(const struct rv_supervisor *s, pid_t pid);
+
 /* ---- worker.c ---- */
 
 /* Starts all workers of all types. */
@@ -192,8 +195,9 @@ void rv_router_on_ready(struct rv_supervisor *s);
 
 /* A worker has become ready: connect the two. Nothing happens while there is no router; its setup will. */
 void rv_router_connect_worker(struct rv_supervisor *s, const struct rv_worker *worker);
-void rv_router_worker_gone(struct rv_supervisor *s, const char *worker, uint64_t incarnation, const char *cause,
-                           const char *next);
+/* code: what its job fails with if it was ended for what it is not to blame for; 0 = it died. */
+void rv_router_worker_gone(struct rv_supervisor *s, const char *worker, uint64_t incarnation, int code,
+                           const char *cause, const char *next);
 void rv_router_worker_drain(struct rv_supervisor *s, const char *worker, uint64_t incarnation);
 void rv_router_type_state(struct rv_supervisor *s, const char *type);
 

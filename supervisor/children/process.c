@@ -18,6 +18,7 @@
 #include "clock.h"
 #include "control/control.h"
 #include "log.h"
+#include "pool/devices.h"
 #include "supervisor.h"
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
@@ -42,7 +43,7 @@ int rv_children_init(struct rv_supervisor *s)
         workers += s->config->types[i].workers;
     if (rv_templates_init(s) < 0)
         return -ENOMEM;
-    c->child_limit = workers + s->config->max_loads + 1 + s->state.template_count;
+    c->child_limit = workers + s->config->max_loads + 1 + s->state.template_count + RV_DEVICE_CHILDREN_MAX;
     c->alive = calloc(c->child_limit, sizeof(*c->alive));
     c->cut_off_event = event_new(s->base, -1, 0, on_cut_off, c);
     if (!c->alive || !c->cut_off_event || rv_workers_init(s, workers) < 0 || rv_router_link_init(s) < 0)
@@ -193,10 +194,9 @@ static pid_t clone_child(const struct rv_spawn_options *options, const char *con
 void rv_child_adopt(struct rv_supervisor *s, struct rv_child *child, const struct rv_process *process, int control)
 {
     static const Rv__Role roles[] = {
-        [RV_CHILD_WORKER] = RV__ROLE__ROLE_WORKER,
-        [RV_CHILD_LOADER] = RV__ROLE__ROLE_LOADER,
-        [RV_CHILD_ROUTER] = RV__ROLE__ROLE_ROUTER,
-        [RV_CHILD_TEMPLATE] = RV__ROLE__ROLE_TEMPLATE,
+        [RV_CHILD_WORKER] = RV__ROLE__ROLE_WORKER, [RV_CHILD_LOADER] = RV__ROLE__ROLE_LOADER,
+        [RV_CHILD_ROUTER] = RV__ROLE__ROLE_ROUTER, [RV_CHILD_TEMPLATE] = RV__ROLE__ROLE_TEMPLATE,
+        [RV_CHILD_DEVICE] = RV__ROLE__ROLE_DEVICE,
     };
     struct rv_children *c = s->children;
 
@@ -385,6 +385,26 @@ uint32_t rv_children_alive(const struct rv_supervisor *s)
     return s->children->alive_count;
 }
 
+static const struct rv_child *child_by_pid(const struct rv_children *c, pid_t pid)
+{
+    for (uint32_t i = 0; i < c->alive_count; i++)
+        if (c->alive[i]->process->pid == pid)
+            return c->alive[i];
+    return NULL;
+}
+
+const char *rv_child_name_of_pid(const struct rv_supervisor *s, pid_t pid)
+{
+    static const char *const names[] = {[RV_CHILD_WORKER] = "worker",
+                                        [RV_CHILD_LOADER] = "loader",
+                                        [RV_CHILD_ROUTER] = "router",
+                                        [RV_CHILD_TEMPLATE] = "template",
+                                        [RV_CHILD_DEVICE] = "self-test"};
+    const struct rv_child *child = child_by_pid(s->children, pid);
+
+    return child ? names[child->process->kind] : "";
+}
+
 /* ---- strays ----------------------------------------------------------------------------------------------------- */
 
 /* The incarnation in a process' environment; 0 = it has none, or is not readable. */
@@ -409,14 +429,6 @@ static uint64_t stray_incarnation(pid_t pid)
         if (strncmp(p, key, sizeof(key) - 1) == 0)
             return strtoull(p + sizeof(key) - 1, NULL, 10);
     return 0;
-}
-
-static const struct rv_child *child_by_pid(const struct rv_children *c, pid_t pid)
-{
-    for (uint32_t i = 0; i < c->alive_count; i++)
-        if (c->alive[i]->process->pid == pid)
-            return c->alive[i];
-    return NULL;
 }
 
 static bool incarnation_is_alive(const struct rv_children *c, uint64_t incarnation)

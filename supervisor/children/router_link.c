@@ -120,8 +120,8 @@ static void start(struct rv_router *r)
     if (s->stopping)
         return;
     if (rc == 0)
-        rc = rv_child_spawn(s, &r->child,
-                            &(struct rv_spawn_options){RV_CHILD_ROUTER, "router", path, argv, env, NULL, NULL, 0}, &err);
+        rc = rv_child_spawn(
+            s, &r->child, &(struct rv_spawn_options){RV_CHILD_ROUTER, "router", path, argv, env, NULL, NULL, 0}, &err);
     if (rc < 0) {
         rv_log_error("the router could not be started: %s; tried again in 1 s", err.code ? err.message : strerror(-rc));
         if (give_up(r))
@@ -415,8 +415,8 @@ void rv_router_connect_worker(struct rv_supervisor *s, const struct rv_worker *w
     (void)close(pair[1]);
 }
 
-void rv_router_worker_gone(struct rv_supervisor *s, const char *worker, uint64_t incarnation, const char *cause,
-                           const char *next)
+void rv_router_worker_gone(struct rv_supervisor *s, const char *worker, uint64_t incarnation, int code,
+                           const char *cause, const char *next)
 {
     Rv__Frame frame = RV__FRAME__INIT;
     Rv__WorkerGone gone = RV__WORKER_GONE__INIT;
@@ -425,6 +425,7 @@ void rv_router_worker_gone(struct rv_supervisor *s, const char *worker, uint64_t
     gone.incarnation = incarnation;
     gone.cause = (char *)cause;
     gone.next = (char *)next;
+    gone.code = (Resvisor__V1__ErrorCode)code;
     frame.body_case = RV__FRAME__BODY_WORKER_GONE;
     frame.worker_gone = &gone;
     send_to_router(s, &frame, NULL, 0);

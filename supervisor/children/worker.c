@@ -13,6 +13,7 @@
 #include "control/control.h"
 #include "log.h"
 #include "paths.h"
+#include "pool/devices.h"
 #include "pool/pool.h"
 #include "supervisor.h"
 
@@ -46,6 +47,9 @@ struct rv_worker {
     bool waits;         /* for its template; there is no process yet */
     bool renewed;       /* in this start its template was made anew once already */
     char long_way[192]; /* why the next start does without a template; empty = it may use one */
+
+    int lost_code;  /* it is ended since its device or what lay there is gone; 0 = it is not */
+    bool no_device; /* FAILED until its device is back */
 };
 
 struct rv_restart_wait {
@@ -149,6 +153,65 @@ void rv_workers_next_turn(struct rv_supervisor *s)
         arm(next, next->type->start_timeout_us); /* waiting for it did not count */
 }
 
+/* ---- devices ---------------------------------------------------------------------------------------------------- */
+
+static int device_of(const struct rv_worker *w)
+{
+    return rv_devices_by_name(w->supervisor, rv_devices_of_type(w->type));
+}
+
+static bool device_is_lost(const struct rv_worker *w)
+{
+    int device = device_of(w);
+
+    return device >= 0 && w->supervisor->state.devices[device].state == RV_DEVICE_LOST;
+}
+
+static bool has_lease_on(const struct rv_worker *w, int device)
+{
+    const struct rv_lease *lease;
+
+    TAILQ_FOREACH (lease, &w->supervisor->state.leases, all_link)
+        if (lease->incarnation == w->child.process->incarnation && lease->generation &&
+            lease->generation->model->device == device)
+            return true;
+    return false;
+}
+
+static void end_users(struct rv_supervisor *s, int device, bool also_by_type, const struct rv_error *err)
+{
+    for (uint32_t i = 0; s->children && i < s->children->worker_count; i++) {
+        struct rv_worker *w = &s->children->workers[i];
+
+        if (w->child.process->pid <= 0 || (!has_lease_on(w, device) && !(also_by_type && device_of(w) == device)))
+            continue;
+        w->lost_code = err->code;
+        rv_child_kill(&w->child, err->message);
+    }
+}
+
+void rv_workers_device_lost(struct rv_supervisor *s, int device, const struct rv_error *err)
+{
+    end_users(s, device, true, err);
+}
+
+void rv_workers_memory_lost(struct rv_supervisor *s, int device, const struct rv_error *err)
+{
+    end_users(s, device, false, err);
+}
+
+void rv_workers_device_back(struct rv_supervisor *s, int device)
+{
+    for (uint32_t i = 0; s->children && i < s->children->worker_count; i++) {
+        struct rv_worker *w = &s->children->workers[i];
+
+        if (w->record->state != RV_WORKER_FAILED || !w->no_device || device_of(w) != device)
+            continue;
+        rv_log_info("worker %s starts again: %s is back", w->record->id, s->state.devices[device].name);
+        start(w);
+    }
+}
+
 /* ---- death ------------------------------------------------------------------------------------------------------ */
 
 struct verdict {
@@ -163,6 +226,7 @@ static void judge(struct rv_worker *w, const struct rv_exit_report *report, stru
     uint32_t within;
 
     v->delay_us = 0;
+    w->no_device = false;
     if (w->supervisor->stopping || (w->record->state == RV_WORKER_DRAINING && !w->record->start_again)) {
         v->state = RV_WORKER_STOPPED;
         (void)snprintf(v->next, sizeof(v->next), "stays stopped");
@@ -171,6 +235,12 @@ static void judge(struct rv_worker *w, const struct rv_exit_report *report, stru
     if (w->record->state == RV_WORKER_DRAINING) {
         v->state = RV_WORKER_BACKOFF;
         (void)snprintf(v->next, sizeof(v->next), "restarts as asked");
+        return;
+    }
+    if (w->lost_code) { /* no fault of its own */
+        w->no_device = device_is_lost(w);
+        v->state = w->no_device ? RV_WORKER_FAILED : RV_WORKER_BACKOFF;
+        (void)snprintf(v->next, sizeof(v->next), w->no_device ? "FAILED until the device is back" : "restarts at once");
         return;
     }
     if (w->record->ready_us && now - w->record->ready_us >= STABLE_US)
@@ -214,7 +284,8 @@ static void on_exit_worker(struct rv_supervisor *s, struct rv_child *child, cons
                    w->record->job[0] ? ", in job " : "", w->record->job, *words ? ": " : "", LAST_WORDS_MAX, words);
     (void)snprintf(cause, sizeof(cause), "%s%s%.*s", report->text, *words ? ": " : "", LAST_WORDS_MAX, words);
     rv_log(as_asked ? RV_LOG_INFO : RV_LOG_WARNING, "worker %s %s; %s", w->record->id, w->record->last_exit, v.next);
-    rv_router_worker_gone(s, w->record->id, child->process->incarnation, cause, v.next);
+    rv_router_worker_gone(s, w->record->id, child->process->incarnation, w->lost_code, cause, v.next);
+    w->lost_code = 0;
     end_turn(w);
     w->record->job[0] = '\0';
     w->record->detail[0] = '\0';
@@ -297,6 +368,20 @@ static void started(struct rv_worker *w)
     rv_workers_next_turn(w->supervisor);
 }
 
+/* There is nothing that it could do: it starts when the device is back. */
+static void wait_for_device(struct rv_worker *w)
+{
+    const struct rv_device_record *d = &w->supervisor->state.devices[device_of(w)];
+
+    w->no_device = true;
+    (void)snprintf(w->record->last_exit, sizeof(w->record->last_exit), "not started: %s is lost: %.500s", d->name,
+                   d->reason);
+    rv_log_warning("worker %s %s", w->record->id, w->record->last_exit);
+    set_state(w, RV_WORKER_FAILED);
+    rv_port_give_up(&w->record->port);
+    restart_waits_check(w->supervisor);
+}
+
 /* A template's answer: how it goes on. */
 static void on_forked(struct rv_supervisor *s, struct rv_child *child, enum rv_fork_end end, const char *why)
 {
@@ -369,6 +454,11 @@ static void start(struct rv_worker *w)
     if (s->stopping)
         return;
     end_turn(w); /* of a start that came to nothing */
+    w->no_device = false;
+    if (device_is_lost(w)) {
+        wait_for_device(w);
+        return;
+    }
     if (w->kind->command(w->type, path, sizeof(path), argv, &err) < 0) {
         spawn_failed(w, &err);
         return;

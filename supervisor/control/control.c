@@ -15,6 +15,7 @@
 #include "clock.h"
 #include "config.h"
 #include "log.h"
+#include "pool/devices.h"
 #include "pool/pool.h"
 #include "supervisor.h"
 
@@ -94,6 +95,7 @@ void rv_session_destroy(struct rv_session *session)
     rv_load_forget_session(s, session);
     rv_logs_forget_session(s, session);
     rv_workers_forget_session(s, session);
+    rv_devices_forget_session(s, session);
     rv_lease_release_all(session);
     if (!session->child)
         s->state.counters.clients--;
@@ -108,6 +110,11 @@ void rv_session_destroy(struct rv_session *session)
 
 const char *rv_session_describe(const struct rv_session *session)
 {
+    static const char *const children[] = {[RV_CHILD_WORKER] = "worker",
+                                           [RV_CHILD_LOADER] = "loader",
+                                           [RV_CHILD_ROUTER] = "router",
+                                           [RV_CHILD_TEMPLATE] = "template",
+                                           [RV_CHILD_DEVICE] = "process for devices"};
     static char text[RV_NAME_MAX + RV_WORKER_ID_MAX + 64];
     struct rv_worker *worker = rv_worker_of_child(session->child);
 
@@ -117,8 +124,8 @@ const char *rv_session_describe(const struct rv_session *session)
         (void)snprintf(text, sizeof(text), "%s (pid %d)", rv_template_name(rv_template_of_child(session->child)),
                        (int)session->pid);
     else if (session->child)
-        (void)snprintf(text, sizeof(text), "the %s (pid %d)",
-                       session->role == RV__ROLE__ROLE_LOADER ? "loader" : "router", (int)session->pid);
+        (void)snprintf(text, sizeof(text), "the %s (pid %d)", children[session->child->process->kind],
+                       (int)session->pid);
     else
         (void)snprintf(text, sizeof(text), "client %s (pid %d, uid %d)", session->name[0] ? session->name : "?",
                        (int)session->pid, (int)session->uid);

@@ -68,7 +68,9 @@ void rv_request_dispatch(struct rv_session *session, struct rv_frame *frame);
 /* status.c: answers a StatusRequest, and fills one ModelStatus that points into the model. */
 void rv_status_send(struct rv_session *session, uint64_t id);
 void rv_status_send_model(struct rv_session *session, uint64_t id, const struct rv_model *model);
-void rv_status_fill_model(const struct rv_model *model, Resvisor__V1__ModelStatus *ret_status,
-                          Resvisor__V1__Error *ret_error);
+/* The same of a device that the model has no entry for. */
+void rv_status_send_absent_model(struct rv_session *session, uint64_t id, const struct rv_model *model, int device);
+void rv_status_fill_model(const struct rv_state *state, const struct rv_model *model,
+                          Resvisor__V1__ModelStatus *ret_status, Resvisor__V1__Error *ret_error);
 
 #endif

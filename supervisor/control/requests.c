@@ -8,6 +8,7 @@
 #include "children/children.h"
 #include "control.h"
 #include "log.h"
+#include "pool/devices.h"
 #include "pool/pool.h"
 #include "supervisor.h"
 
@@ -50,6 +51,8 @@ static void handle_hello(struct rv_session *session, struct rv_frame *frame)
         rv_load_on_hello(s, session->child);
     if (session->role == RV__ROLE__ROLE_ROUTER)
         rv_router_on_hello(s);
+    if (session->role == RV__ROLE__ROLE_DEVICE)
+        rv_device_on_hello(s, session->child);
 }
 
 /* ---- leases ----------------------------------------------------------------------------------------------------- */
@@ -85,6 +88,20 @@ static void handle_model(struct rv_session *session, struct rv_frame *frame)
         return;
     }
     rv_pool_model_request(session, frame->message->id, request);
+}
+
+static void handle_devices(struct rv_session *session, struct rv_frame *frame)
+{
+    const Resvisor__V1__DeviceRequest *request = frame->message->device_request;
+    struct rv_error err = {0};
+
+    if (request->action != RESVISOR__V1__DEVICE_ACTION__DEVICE_SHOW && !session->is_operator &&
+        session->role == RV__ROLE__ROLE_CLIENT) {
+        rv_error_set(&err, EPERM, ERROR(NOT_PERMITTED), "only the owner may test devices");
+        rv_session_reply(session, frame->message->id, &err);
+        return;
+    }
+    rv_device_request(session, frame->message->id, request);
 }
 
 static void handle_restart(struct rv_session *session, struct rv_frame *frame)
@@ -132,12 +149,20 @@ static void handle_load_done(struct rv_session *session, struct rv_frame *frame)
     rv_load_on_done(session->supervisor, session->child, frame);
 }
 
+static void handle_device_frame(struct rv_session *session, struct rv_frame *frame)
+{
+    if (!rv_device_on_frame(session->supervisor, session->child, frame->message))
+        rv_peer_drop(session->peer, "it said what is not its part to say");
+}
+
 static void handle_error(struct rv_session *session, struct rv_frame *frame)
 {
     if (session->role == RV__ROLE__ROLE_LOADER)
         rv_load_on_error(session->supervisor, session->child, frame->message->error);
     if (session->role == RV__ROLE__ROLE_TEMPLATE)
         rv_template_on_error(rv_template_of_child(session->child), frame->message->id, frame->message->error);
+    if (session->role == RV__ROLE__ROLE_DEVICE)
+        handle_device_frame(session, frame);
 }
 
 static void handle_template_ready(struct rv_session *session, struct rv_frame *frame)
@@ -180,6 +205,14 @@ static void handle_job_mark(struct rv_session *session, struct rv_frame *frame)
     rv_worker_mark_job(session->supervisor, mark->worker, mark->job->job_id, mark->job->ended);
 }
 
+static void handle_device_event(struct rv_session *session, struct rv_frame *frame)
+{
+    if (session->role == RV__ROLE__ROLE_DEVICE)
+        handle_device_frame(session, frame);
+    else
+        rv_device_on_event(session->supervisor, session, frame->message->device_event);
+}
+
 static void handle_kill_worker(struct rv_session *session, struct rv_frame *frame)
 {
     const Rv__KillWorker *kill = frame->message->kill_worker;
@@ -194,6 +227,7 @@ static void handle_kill_worker(struct rv_session *session, struct rv_frame *fram
 #define LOADER (1u << RV__ROLE__ROLE_LOADER)
 #define ROUTER (1u << RV__ROLE__ROLE_ROUTER)
 #define TEMPLATE (1u << RV__ROLE__ROLE_TEMPLATE)
+#define DEVICE (1u << RV__ROLE__ROLE_DEVICE)
 #define OPERATOR                                                                                        \
     (1u << 31) /* with CLIENT: only the owner and root. The router asks for whom it has admitted itself \
                 */
@@ -203,7 +237,7 @@ static const struct {
     uint32_t roles;
     void (*handle)(struct rv_session *session, struct rv_frame *frame);
 } requests[] = {
-    {RV__FRAME__BODY_HELLO, CLIENT | WORKER | LOADER | ROUTER | TEMPLATE, handle_hello},
+    {RV__FRAME__BODY_HELLO, CLIENT | WORKER | LOADER | ROUTER | TEMPLATE | DEVICE, handle_hello},
     {RV__FRAME__BODY_ATTACH, CLIENT | WORKER, handle_attach},
     {RV__FRAME__BODY_DETACH, CLIENT | WORKER, handle_detach},
     {RV__FRAME__BODY_STATUS_REQUEST, CLIENT | ROUTER, handle_status},
@@ -214,13 +248,21 @@ static const struct {
     {RV__FRAME__BODY_LOAD_PLAN, LOADER, handle_load_plan},
     {RV__FRAME__BODY_LOAD_PROGRESS, LOADER, handle_load_progress},
     {RV__FRAME__BODY_LOAD_DONE, LOADER, handle_load_done},
-    {RV__FRAME__BODY_ERROR, LOADER | WORKER | ROUTER | TEMPLATE, handle_error},
+    {RV__FRAME__BODY_ERROR, LOADER | WORKER | ROUTER | TEMPLATE | DEVICE, handle_error},
     {RV__FRAME__BODY_TEMPLATE_READY, TEMPLATE, handle_template_ready},
     {RV__FRAME__BODY_WORKER_READY, WORKER, handle_worker_ready},
     {RV__FRAME__BODY_PONG, WORKER, handle_pong},
     {RV__FRAME__BODY_ROUTER_READY, ROUTER, handle_router_ready},
     {RV__FRAME__BODY_JOB_MARK, ROUTER, handle_job_mark},
     {RV__FRAME__BODY_KILL_WORKER, ROUTER, handle_kill_worker},
+    {RV__FRAME__BODY_DEVICE_REQUEST, CLIENT | ROUTER, handle_devices},
+    {RV__FRAME__BODY_DEVICE_FOUND, DEVICE, handle_device_frame},
+    {RV__FRAME__BODY_DEVICE_TESTS, DEVICE, handle_device_frame},
+    {RV__FRAME__BODY_DEVICE_DONE, DEVICE, handle_device_frame},
+    {RV__FRAME__BODY_HOLDER_ALLOCATED, DEVICE, handle_device_frame},
+    {RV__FRAME__BODY_DONE, DEVICE, handle_device_frame},
+    {RV__FRAME__BODY_DEVICE_MEMORY, DEVICE, handle_device_frame},
+    {RV__FRAME__BODY_DEVICE_EVENT, DEVICE | LOADER | WORKER | CLIENT, handle_device_event},
 };
 
 void rv_request_dispatch(struct rv_session *session, struct rv_frame *frame)

@@ -7,6 +7,7 @@
 #include "clock.h"
 #include "control.h"
 #include "log.h"
+#include "pool/devices.h"
 #include "pool/pool.h"
 #include "supervisor.h"
 
@@ -55,7 +56,23 @@ static bool answer_allocate(struct answer *a, size_t types, size_t workers, size
            a->errors && a->templates && a->template_pointers && a->template_types;
 }
 
-void rv_status_fill_model(const struct rv_model *model, Resvisor__V1__ModelStatus *m, Resvisor__V1__Error *error)
+/* What its arenas are, or would be. */
+static const char *backend_of(const struct rv_state *state, const struct rv_model *model)
+{
+    const struct rv_generation *current = rv_model_current(model);
+    const struct rv_backend *backend;
+
+    if (current && current->arena_count)
+        backend = rv_backend_by_id(current->arenas[0].backend);
+    else if (model->device != RV_HOST)
+        backend = rv_backend_by_id(state->devices[model->device].backend);
+    else
+        backend = current ? rv_backend_by_id(RV_BACKEND_MEMFD) : NULL;
+    return backend ? backend->name : "";
+}
+
+void rv_status_fill_model(const struct rv_state *state, const struct rv_model *model, Resvisor__V1__ModelStatus *m,
+                          Resvisor__V1__Error *error)
 {
     const struct rv_generation *current = rv_model_current(model), *generation;
     uint64_t now = rv_now_us();
@@ -74,11 +91,10 @@ void rv_status_fill_model(const struct rv_model *model, Resvisor__V1__ModelStatu
         m->leases += generation->lease_count;
         m->old_generations += generation != current;
     }
-    if (current) {
+    if (current)
         m->tensors = current->tensors;
-        m->backend =
-            current->arena_count ? (char *)rv_backend_by_id(current->arenas[0].backend)->name : (char *)"memfd";
-    }
+    m->backend = (char *)backend_of(state, model);
+    m->device = (char *)rv_place_name(state, model->device);
     if (model->failure.code) {
         rv_error_to_message(&model->failure, error);
         if (model->retry_at_us > now)
@@ -88,17 +104,44 @@ void rv_status_fill_model(const struct rv_model *model, Resvisor__V1__ModelStatu
     rv_load_progress_of(model, &m->progress_bytes, &m->total_bytes);
 }
 
-void rv_status_send_model(struct rv_session *session, uint64_t id, const struct rv_model *model)
+static void send_model(struct rv_session *session, uint64_t id, Resvisor__V1__ModelStatus *status)
 {
     Rv__Frame frame = RV__FRAME__INIT;
+
+    frame.id = id;
+    frame.body_case = RV__FRAME__BODY_MODEL_STATUS;
+    frame.model_status = status;
+    rv_session_send(session, &frame, NULL, 0);
+}
+
+void rv_status_send_model(struct rv_session *session, uint64_t id, const struct rv_model *model)
+{
     Resvisor__V1__ModelStatus status;
     Resvisor__V1__Error error;
 
-    rv_status_fill_model(model, &status, &error);
-    frame.id = id;
-    frame.body_case = RV__FRAME__BODY_MODEL_STATUS;
-    frame.model_status = &status;
-    rv_session_send(session, &frame, NULL, 0);
+    rv_status_fill_model(&session->supervisor->state, model, &status, &error);
+    send_model(session, id, &status);
+}
+
+void rv_status_send_absent_model(struct rv_session *session, uint64_t id, const struct rv_model *model, int device)
+{
+    Resvisor__V1__ModelStatus status = RESVISOR__V1__MODEL_STATUS__INIT;
+
+    status.name = model->name;
+    status.path = model->path;
+    status.state = (char *)rv_model_state_name(RV_MODEL_ABSENT);
+    status.device = (char *)rv_place_name(&session->supervisor->state, device);
+    send_model(session, id, &status);
+}
+
+/* A number that a driver gave a device is better known than its uuid; while that is not known, what was configured. */
+static const char *device_of(struct rv_supervisor *s, const struct rv_config_type *type)
+{
+    const char *name = rv_devices_of_type(type);
+    struct rv_error err = {0};
+    int device, user;
+
+    return rv_devices_find(s, name, &device, &user, &err) == 0 ? rv_place_name(&s->state, user) : name;
 }
 
 static void fill_types(struct rv_supervisor *s, struct answer *a)
@@ -113,6 +156,7 @@ static void fill_types(struct rv_supervisor *s, struct answer *a)
         resvisor__v1__type_status__init(type);
         type->name = s->config->types[t].name;
         type->kind = s->config->types[t].kind;
+        type->device = (char *)device_of(s, &s->config->types[t]);
         type->state = (char *)rv_worker_state_name(rv_type_state(s, type->name));
         type->workers = a->worker_pointers + next;
         type->n_workers = s->config->types[t].workers;
@@ -197,7 +241,9 @@ void rv_status_send(struct rv_session *session, uint64_t id)
     fill_types(s, &a);
     fill_templates(s, &a);
     TAILQ_FOREACH (model, &s->state.models, link) {
-        rv_status_fill_model(model, &a.models[n], &a.errors[n]);
+        if (rv_model_is_elsewhere(&s->state, model))
+            continue;
+        rv_status_fill_model(&s->state, model, &a.models[n], &a.errors[n]);
         a.model_pointers[n] = &a.models[n];
         n++;
     }
@@ -208,7 +254,7 @@ void rv_status_send(struct rv_session *session, uint64_t id)
     a.status.uptime_ms = (rv_now_us() - s->state.counters.started_us) / RV_MSEC;
     a.status.router_pid = rv_router_pid(s);
     a.status.router_state = (char *)rv_router_state(s);
-    a.status.pool_bytes = rv_state_pool_bytes(&s->state);
+    a.status.pool_bytes = rv_state_pool_bytes(&s->state, RV_HOST);
     a.status.pool_budget = s->config->pool_budget;
     a.status.clients = s->state.counters.clients;
     a.status.leases = s->state.counters.leases;

@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <stdint.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "child.h"
 #include "clock.h"
@@ -24,7 +26,29 @@ int rv_control_start(int socket, struct rv_frame *ret_frame)
     return 0;
 }
 
-int rv_control_plan(int socket, const struct rv_plan *plan, uint64_t arena_bytes)
+/* -EPROTO = not what an arena for one load looks like. */
+static int read_admit(const Rv__LoadAdmit *admit, struct rv_arena *ret_given)
+{
+    struct rv_arena given = {0};
+    const Rv__Arena *arena;
+
+    if (admit->n_arenas > 1)
+        return -EPROTO;
+    if (admit->n_arenas == 1) {
+        arena = admit->arenas[0];
+        if (arena->handle.len != RV_IPC_HANDLE_SIZE || arena->backend == RV_BACKEND_NONE)
+            return -EPROTO;
+        given = (struct rv_arena){.size = arena->size,
+                                  .page_size = arena->page_size,
+                                  .backend = arena->backend,
+                                  .allocation = arena->allocation};
+        memcpy(given.handle, arena->handle.data, sizeof(given.handle));
+    }
+    *ret_given = given;
+    return 0;
+}
+
+int rv_control_plan(int socket, const struct rv_plan *plan, uint64_t arena_bytes, struct rv_arena *ret_given)
 {
     struct rv_frame frame = RV_FRAME_INIT;
     Rv__Frame message = RV__FRAME__INIT;
@@ -41,6 +65,8 @@ int rv_control_plan(int socket, const struct rv_plan *plan, uint64_t arena_bytes
     r = rv_child_send(socket, &message, NULL, 0);
     if (r == 0)
         r = rv_child_wait(socket, RV__FRAME__BODY_LOAD_ADMIT, &frame);
+    if (r == 0)
+        r = read_admit(frame.message->load_admit, ret_given);
     rv_frame_fini(&frame);
     return r;
 }
@@ -74,6 +100,11 @@ int rv_control_done(int socket, const struct rv_plan *plan, const struct rv_cont
     arena.size = result->arena->size;
     arena.backend = result->arena->backend;
     arena.page_size = result->arena->page_size;
+    if (result->arena_fd < 0) {
+        arena.allocation = result->arena->allocation;
+        arena.handle.data = (uint8_t *)result->arena->handle;
+        arena.handle.len = sizeof(result->arena->handle);
+    }
     body.n_arenas = 1;
     body.arenas = arenas;
     body.index_size = result->index_size;
@@ -87,9 +118,23 @@ int rv_control_done(int socket, const struct rv_plan *plan, const struct rv_cont
     message.body_case = RV__FRAME__BODY_LOAD_DONE;
     message.load_done = &body;
     rv_child_finished();
-    r = rv_child_send(socket, &message, fds, 2);
+    r = rv_child_send(socket, &message, fds, result->arena_fd < 0 ? 1 : 2);
     if (r == 0)
         r = rv_child_wait(socket, RV__FRAME__BODY_DONE, &frame);
     rv_frame_fini(&frame);
     return r == -ECONNRESET || r == -EPIPE ? 0 : r;
+}
+
+void rv_control_fault(int socket, const uint8_t *uuid, int number, const char *what)
+{
+    Rv__Frame message = RV__FRAME__INIT;
+    Rv__DeviceEvent body = RV__DEVICE_EVENT__INIT;
+
+    body.uuid.data = (uint8_t *)uuid;
+    body.uuid.len = RV_DEVICE_UUID_SIZE;
+    body.error = number;
+    body.what = (char *)what;
+    message.body_case = RV__FRAME__BODY_DEVICE_EVENT;
+    message.device_event = &body;
+    (void)rv_child_send(socket, &message, NULL, 0);
 }

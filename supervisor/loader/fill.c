@@ -9,35 +9,45 @@
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
-/* Between the two threads. The filler owns sink, cursor and err until it is joined. */
+/* Between the two threads. The filler owns sink, cursor, put, marks and err until it is joined. */
 struct filler {
     const struct rv_plan *plan;
     struct rv_sink *sink;
     struct rv_cursor cursor;
     struct rv_error err;
+    uint64_t put; /* blocks; filled <= put <= queued */
+    uint64_t marks[RV_READER_SLOTS];
     pthread_mutex_t lock;
     pthread_cond_t work, progress;
     struct rv_block queue[RV_READER_SLOTS];
-    uint64_t queued, filled; /* blocks */
+    uint64_t queued, filled; /* blocks; a filled one is not read any more */
     bool no_more;
     int result; /* negative errno: nothing is filled any more */
 };
 
-static int fill_block(struct filler *f, const struct rv_block *block)
+static int put_block(struct filler *f, const struct rv_block *block)
 {
     uint64_t at = 0;
     struct rv_piece piece;
+    int r = 0;
 
-    while (rv_cursor_next(&f->cursor, f->plan, block->length - at, &piece)) {
-        int r = piece.length ? rv_sink_put(f->sink, piece.offset, block->data + at, piece.length, &f->err) : 0;
-
-        if (r < 0)
-            return r;
+    while (r == 0 && rv_cursor_next(&f->cursor, f->plan, block->length - at, &piece)) {
+        r = piece.length ? rv_sink_put(f->sink, piece.offset, block->data + at, piece.length, &f->err) : 0;
         at += piece.length;
     }
-    return 0;
+    if (r == 0)
+        r = rv_sink_mark(f->sink, &f->marks[f->put % RV_READER_SLOTS], &f->err);
+    f->put += r == 0;
+    return r;
 }
 
+/* Waits for the oldest block that was put. Later ones go on meanwhile. */
+static int wait_for_oldest(struct filler *f, uint64_t filled)
+{
+    return rv_sink_wait(f->sink, f->marks[filled % RV_READER_SLOTS], &f->err);
+}
+
+/* Puts what is there; when there is nothing to put, waits until blocks that were put can be given back. */
 static void *filler_run(void *context)
 {
     struct filler *f = context;
@@ -46,16 +56,24 @@ static void *filler_run(void *context)
     (void)pthread_mutex_lock(&f->lock);
     while (r == 0) {
         struct rv_block block;
+        uint64_t filled, reached;
+        bool has_block;
 
         while (f->queued == f->filled && !f->no_more)
             (void)pthread_cond_wait(&f->work, &f->lock);
         if (f->queued == f->filled)
             break;
-        block = f->queue[f->filled % RV_READER_SLOTS];
+        filled = f->filled;
+        has_block = f->queued > f->put;
+        block = f->queue[f->put % RV_READER_SLOTS];
         (void)pthread_mutex_unlock(&f->lock);
-        r = fill_block(f, &block);
+        r = has_block ? put_block(f, &block) : wait_for_oldest(f, filled);
+        filled += !has_block && r == 0;
+        reached = rv_sink_reached(f->sink);
+        while (r == 0 && filled < f->put && f->marks[filled % RV_READER_SLOTS] <= reached)
+            filled++;
         (void)pthread_mutex_lock(&f->lock);
-        f->filled++;
+        f->filled = filled;
         f->result = r;
         (void)pthread_cond_signal(&f->progress);
     }
@@ -163,6 +181,8 @@ int rv_fill(const struct rv_plan *plan, struct rv_reader *reader, struct rv_sink
         if (r == 0)
             r = rv_sink_finish(sink, err);
     }
+    if (r < 0)
+        rv_sink_stop(sink);
     (void)pthread_cond_destroy(&f.work);
     (void)pthread_cond_destroy(&f.progress);
     (void)pthread_mutex_destroy(&f.lock);

@@ -1,5 +1,6 @@
 /*
- * resvisor-loader: reads one model file into sealed memory, hands the descriptors to the supervisor, and exits.
+ * resvisor-loader: reads one model file into sealed memory or a device's, hands the descriptors to the supervisor, and
+ * exits.
  *
  * Model files are untrusted: they are parsed here, in a process that holds nothing else. Descriptor RESVISOR_CONTROL_FD
  * (3) is the channel to the supervisor; when that closes, this process ends at once.
@@ -22,8 +23,7 @@
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
-#define PAGE 4096u
-#define HUGE_PAGE (2u * 1024 * 1024)
+#define METHOD_MAX 160u
 
 struct load {
     int socket;
@@ -32,11 +32,13 @@ struct load {
     struct stat before;
     uint64_t started_us, disk_before;
     struct rv_plan plan;
-    const struct rv_backend *backend;
+    const uint8_t *uuid;   /* of the device; NULL = host */
+    struct rv_sink *sink;  /* NULL = not created */
+    struct rv_arena given; /* backend RV_BACKEND_NONE = the sink makes its own */
     struct rv_arena arena;
     int arena_fd, index_fd;
     uint64_t index_size;
-    const char *method;
+    char method[METHOD_MAX];
     struct rv_error err;
 };
 
@@ -68,7 +70,21 @@ static int check_unchanged(struct load *l)
     return rv_error_set(&l->err, ESTALE, ERROR(MODEL_CHANGED), "the file changed while it was read");
 }
 
-static int make_plan(struct load *l)
+static int make_sink(struct load *l)
+{
+    const Rv__Device *device = l->start->device;
+    struct rv_sink_wish wish = {.backend = rv_backend_by_id(l->start->backend),
+                                .huge_pages = (enum rv_huge_pages)l->start->huge_pages};
+
+    if (!wish.backend)
+        return rv_error_set(&l->err, EOPNOTSUPP, ERROR(UNSUPPORTED), "no memory backend has the number %u",
+                            l->start->backend);
+    if (wish.backend->on_device && device && device->uuid.len == RV_DEVICE_UUID_SIZE)
+        wish.uuid = l->uuid = device->uuid.data;
+    return rv_sink_create(&wish, &l->sink, &l->err);
+}
+
+static int make_plan(struct load *l, uint64_t *ret_bytes)
 {
     int r;
 
@@ -78,23 +94,14 @@ static int make_plan(struct load *l)
         return rv_error_set(&l->err, errno, ERROR(FILE), "cannot examine the file: %s", strerror(errno));
     if (!S_ISREG(l->before.st_mode))
         return rv_error_set(&l->err, EINVAL, ERROR(FILE), "this is not a regular file");
-    l->backend = rv_backend_by_id(l->start->backend);
-    if (!l->backend)
-        return rv_error_set(&l->err, EOPNOTSUPP, ERROR(UNSUPPORTED), "no memory backend has the number %u",
-                            l->start->backend);
+    r = make_sink(l);
+    if (r < 0)
+        return r;
     r = rv_plan_make(l->file, (uint64_t)l->before.st_size, l->start->path, l->start->format, &l->plan, &l->err);
     /* A file that changes under the parser looks malformed: say what is true. */
     if (r < 0 && check_unchanged(l) < 0)
         r = -ESTALE;
-    return r;
-}
-
-/* What the arena can take at most: huge pages may turn out not to be there. */
-static uint64_t planned_bytes(const struct load *l)
-{
-    uint64_t page = l->start->huge_pages == RV_HUGE_OFF ? PAGE : HUGE_PAGE;
-
-    return (l->plan.arena_used + page - 1) / page * page;
+    return r < 0 ? r : rv_sink_plan(l->sink, l->plan.arena_used, ret_bytes, &l->err);
 }
 
 static void on_progress(void *context, uint64_t bytes_done)
@@ -104,40 +111,40 @@ static void on_progress(void *context, uint64_t bytes_done)
     rv_control_progress(l->socket, bytes_done, l->plan.data_length);
 }
 
+static void describe_method(struct load *l, const struct rv_reader *reader)
+{
+    const char *note = rv_sink_note(l->sink);
+
+    (void)snprintf(l->method, sizeof(l->method), "%s%s%s", rv_reader_method(reader), *note ? ", " : "", note);
+}
+
 static int fill_arena(struct load *l)
 {
+    const struct rv_arena *given = l->given.backend == RV_BACKEND_NONE ? NULL : &l->given;
     struct rv_reader *reader = NULL;
-    struct rv_sink sink = {0};
-    int r = l->backend->create("resvisor-arena", l->plan.arena_used, (enum rv_huge_pages)l->start->huge_pages,
-                               &l->arena, &l->err);
+    int r = rv_sink_begin(l->sink, l->plan.arena_used, given, &l->err);
 
     if (r < 0)
         return r;
-    l->arena_fd = r;
     r = rv_reader_open(l->file, l->plan.data_start, l->plan.data_start + l->plan.data_length,
-                       (enum rv_direct_mode)l->start->direct, getenv("RESVISOR_LOADER_READER"), &reader, &l->err);
+                       (enum rv_direct_mode)l->start->direct, getenv("RESVISOR_LOADER_READER"), rv_sink_memory(l->sink),
+                       &reader, &l->err);
     if (r == 0)
-        r = rv_sink_init(&sink, l->arena_fd, &l->arena, &l->err);
-    if (r == 0)
-        r = rv_fill(&l->plan, reader, &sink, on_progress, l, &l->err);
+        r = rv_fill(&l->plan, reader, l->sink, on_progress, l, &l->err);
     if (reader)
-        l->method = rv_reader_method(reader);
+        describe_method(l, reader);
     rv_reader_close(reader);
-    rv_sink_fini(&sink);
     if (check_unchanged(l) < 0) /* more to the point than a read that failed because of it */
         r = -ESTALE;
     return r;
 }
 
-static int seal(struct load *l)
+static int make_index(struct load *l)
 {
     const struct rv_index_arena row = {l->arena.size, l->arena.backend, l->arena.page_size};
-    int r = l->backend->seal(l->arena_fd, &l->err);
+    int r = rv_index_builder_write(l->plan.builder, &row, 1, l->plan.metadata, l->plan.metadata_length,
+                                   l->plan.header_digest, &l->index_size);
 
-    if (r < 0)
-        return r;
-    r = rv_index_builder_write(l->plan.builder, &row, 1, l->plan.metadata, l->plan.metadata_length,
-                               l->plan.header_digest, &l->index_size);
     if (r < 0)
         return rv_error_set(&l->err, -r, ERROR(NO_MEMORY), "cannot write the index: %s", strerror(-r));
     l->index_fd = r;
@@ -159,29 +166,41 @@ static int hand_over(const struct load *l)
     return rv_control_done(l->socket, &l->plan, &result);
 }
 
+static void report(const struct load *l)
+{
+    int fault = l->sink ? rv_sink_fault(l->sink) : 0;
+
+    if (fault)
+        rv_control_fault(l->socket, l->uuid, fault, l->err.message);
+    rv_child_error(l->socket, 0, &l->err);
+}
+
 /* 0 = handed over, or refused; negative errno = l->err was reported, or the supervisor is gone. */
 static int run_load(struct load *l)
 {
-    int r = make_plan(l);
+    uint64_t bytes = 0;
+    int r = make_plan(l, &bytes);
 
     if (r == 0) {
-        r = rv_control_plan(l->socket, &l->plan, planned_bytes(l));
+        r = rv_control_plan(l->socket, &l->plan, bytes, &l->given);
         if (r < 0)
             return r == -ECANCELED ? 0 : r; /* refused: the supervisor knows why */
         r = fill_arena(l);
     }
     if (r == 0)
-        r = seal(l);
+        r = rv_sink_hand_over(l->sink, &l->arena, &l->arena_fd, &l->err);
+    if (r == 0)
+        r = make_index(l);
     if (r == 0)
         return hand_over(l);
-    rv_child_error(l->socket, 0, &l->err);
+    report(l);
     return r;
 }
 
 int main(void)
 {
     struct rv_frame frame = RV_FRAME_INIT;
-    struct load l = {.socket = rv_child_socket(), .arena_fd = -1, .index_fd = -1, .method = ""};
+    struct load l = {.socket = rv_child_socket(), .arena_fd = -1, .index_fd = -1};
     int r = -EPROTO;
 
     rv_child_set_up();
@@ -196,6 +215,7 @@ int main(void)
         r = run_load(&l);
         (void)close(l.file);
     }
+    rv_sink_destroy(l.sink);
     if (l.arena_fd >= 0)
         (void)close(l.arena_fd);
     if (l.index_fd >= 0)

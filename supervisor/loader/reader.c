@@ -15,10 +15,9 @@
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
-#define DIRECT_BLOCK (4u * 1024 * 1024)
-#define CACHE_BLOCK (256u * 1024) /* stays in the processor's cache between the copy in and the copy out */
 #define ALIGN_DEFAULT 4096u
 #define BUFFER_ALIGN (2u * 1024 * 1024) /* a huge page per half block: O_DIRECT pins fewer pages */
+#define WAYS_MAX 4u
 #define SAMPLES 64u
 #define SAMPLES_CACHED 56u /* so many of them present: reading the rest from the disk is cheaper than all of it */
 
@@ -72,7 +71,7 @@ static int open_direct(int file, uint32_t *ret_align)
     if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &x) == 0 && (x.stx_mask & STATX_DIOALIGN)) {
         uint32_t wanted = x.stx_dio_mem_align > x.stx_dio_offset_align ? x.stx_dio_mem_align : x.stx_dio_offset_align;
 
-        if (x.stx_dio_offset_align == 0 || wanted > DIRECT_BLOCK || (wanted & (wanted - 1)) != 0) {
+        if (x.stx_dio_offset_align == 0 || wanted > READER_DIRECT_BLOCK || (wanted & (wanted - 1)) != 0) {
             (void)close(fd);
             return -EOPNOTSUPP;
         }
@@ -85,17 +84,19 @@ static int open_direct(int file, uint32_t *ret_align)
 static int allocate(struct rv_reader *reader)
 {
     uint64_t size = (uint64_t)reader->block * RV_READER_SLOTS + BUFFER_ALIGN;
-    uintptr_t first;
-    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    uint8_t *memory = reader->source ? reader->source->allocate(reader->source->context, size) : NULL;
 
-    if (memory == MAP_FAILED)
-        return -ENOMEM;
+    if (!memory) {
+        memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED)
+            return -ENOMEM;
+        (void)madvise(memory, size, MADV_HUGEPAGE);
+        reader->memory_size = size;
+    }
     reader->memory = memory;
-    reader->memory_size = size;
-    (void)madvise(memory, size, MADV_HUGEPAGE);
-    first = ((uintptr_t)memory + BUFFER_ALIGN - 1) / BUFFER_ALIGN * BUFFER_ALIGN;
+    memory += (BUFFER_ALIGN - (uintptr_t)memory % BUFFER_ALIGN) % BUFFER_ALIGN;
     for (unsigned i = 0; i < RV_READER_SLOTS; i++)
-        reader->slots[i].buffer = (uint8_t *)memory + (first - (uintptr_t)memory) + (uint64_t)i * reader->block;
+        reader->slots[i].buffer = memory + (uint64_t)i * reader->block;
     return 0;
 }
 
@@ -128,7 +129,7 @@ static unsigned choose(const struct rv_reader *reader, enum rv_direct_mode direc
     for (unsigned i = 0; force && i < sizeof(forced) / sizeof(forced[0]); i++)
         if (strcmp(forced[i].name, force) == 0) {
             ways[count++] = forced[i].way;
-            if (forced[i].way != &rv_reader_cache)
+            if (forced[i].way->direct)
                 ways[count++] = &rv_reader_cache;
             return count;
         }
@@ -137,6 +138,8 @@ static unsigned choose(const struct rv_reader *reader, enum rv_direct_mode direc
         ways[count++] = &rv_reader_uring;
         ways[count++] = &rv_reader_threads;
     }
+    if (reader->source) /* a device takes the blocks by itself: the copy out of the cache is all the work there is */
+        ways[count++] = &rv_reader_cache_threads;
     ways[count++] = &rv_reader_cache;
     return count;
 }
@@ -147,10 +150,10 @@ static int try_way(struct rv_reader *reader, const struct reader_way *way)
     int r;
 
     reader->way = way;
-    reader->block = way == &rv_reader_cache ? CACHE_BLOCK : DIRECT_BLOCK;
+    reader->block = way->block;
     reader->align = 1;
     reader->fd = reader->file;
-    if (way != &rv_reader_cache) {
+    if (way->direct) {
         reader->fd = open_direct(reader->file, &reader->align);
         if (reader->fd < 0)
             return reader->fd;
@@ -169,9 +172,9 @@ static int try_way(struct rv_reader *reader, const struct reader_way *way)
 }
 
 int rv_reader_open(int file, uint64_t begin, uint64_t end, enum rv_direct_mode direct, const char *force,
-                   struct rv_reader **ret_reader, struct rv_error *err)
+                   const struct rv_reader_memory *memory, struct rv_reader **ret_reader, struct rv_error *err)
 {
-    const struct reader_way *ways[3];
+    const struct reader_way *ways[WAYS_MAX];
     struct rv_reader *reader = calloc(1, sizeof(*reader));
     unsigned count;
     int r = -ENOMEM;
@@ -179,6 +182,7 @@ int rv_reader_open(int file, uint64_t begin, uint64_t end, enum rv_direct_mode d
     if (!reader)
         return rv_error_set(err, ENOMEM, ERROR(NO_MEMORY), "no memory for the reader");
     reader->file = file;
+    reader->source = memory;
     reader->begin = begin;
     reader->end = end;
     if (begin == end) {
@@ -204,8 +208,7 @@ int rv_reader_open(int file, uint64_t begin, uint64_t end, enum rv_direct_mode d
 /* The rest of a block that the way could not bring (a refused or short read), through the page cache. */
 static int read_rest(struct rv_reader *reader, const struct reader_slot *slot, uint32_t have, struct rv_error *err)
 {
-    if (reader->way != &rv_reader_cache)
-        reader->fell_back = true;
+    reader->fell_back |= reader->way->direct;
     while (have < slot->need) {
         uint64_t at = slot->offset + have;
         ssize_t n = pread(reader->file, slot->buffer + have, slot->need - have, (off_t)at);
@@ -224,6 +227,13 @@ static int read_rest(struct rv_reader *reader, const struct reader_slot *slot, u
     return 0;
 }
 
+/* Failures that say nothing of the file: the page cache may still bring it. EFAULT: memory of a driver, whose pages the
+ * kernel cannot hand to a disk; a copy into it works. */
+static bool can_read_again(int result)
+{
+    return result == -EINVAL || result == -EAGAIN || result == -EINTR || result == -EFAULT;
+}
+
 int rv_reader_next(struct rv_reader *reader, struct rv_block *ret_block, struct rv_error *err)
 {
     struct reader_slot *slot;
@@ -233,7 +243,7 @@ int rv_reader_next(struct rv_reader *reader, struct rv_block *ret_block, struct 
         return 0;
     slot = &reader->slots[reader->taken % RV_READER_SLOTS];
     reader->way->wait(reader, slot);
-    if (slot->result < 0 && slot->result != -EINVAL && slot->result != -EAGAIN && slot->result != -EINTR)
+    if (slot->result < 0 && !can_read_again((int)slot->result))
         return rv_error_set(err, (int)-slot->result, ERROR(FILE), "cannot read the file at byte %llu: %s",
                             (unsigned long long)slot->offset, strerror((int)-slot->result));
     if (slot->result < (int64_t)slot->need) {
@@ -270,8 +280,10 @@ void rv_reader_close(struct rv_reader *reader)
     if (!reader)
         return;
     reader->way->close(reader);
-    if (reader->memory)
+    if (reader->memory_size)
         (void)munmap(reader->memory, reader->memory_size);
+    else if (reader->memory)
+        reader->source->release(reader->source->context, reader->memory);
     if (reader->fd != reader->file)
         (void)close(reader->fd);
     free(reader);

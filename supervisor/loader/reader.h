@@ -3,8 +3,8 @@
  *
  * Three ways behind one interface: io_uring and a pool of threads read with O_DIRECT into a ring of aligned buffers, so
  * that a load does not push other files out of the page cache; the third copies from the page cache, for a file that
- * is there already. The caller's thread opens, takes and releases; blocks must be released in order, and their bytes
- * may be read by other threads until then.
+ * is there already (by several threads when the ring lies in a device's pinned memory). The caller's thread opens,
+ * takes and releases; blocks must be released in order, and their bytes may be read by other threads until then.
  */
 #ifndef RV_LOADER_READER_H
 #define RV_LOADER_READER_H
@@ -23,14 +23,22 @@ struct rv_block {
     uint64_t length; /* bytes, > 0 */
 };
 
+/* Where the ring lies, if not in ordinary memory. */
+struct rv_reader_memory {
+    void *(*allocate)(void *context, uint64_t size); /* at a page's start; NULL = none: ordinary memory is taken */
+    void (*release)(void *context, void *memory);
+    void *context;
+};
+
 struct rv_reader;
 
 /*
- * file: stays the caller's. Reads [begin, end). force: NULL, or "io_uring", "threads", "cache" (tests). Falls back from
- * io_uring to threads where it is not allowed, and from O_DIRECT to the page cache where that is refused.
+ * file: stays the caller's. Reads [begin, end). force: NULL, or "io_uring", "threads", "cache" (tests). memory: NULL =
+ * ordinary; it must stay until the reader is closed. Falls back from io_uring to threads where it is not allowed, and
+ * from O_DIRECT to the page cache where that is refused.
  */
 int rv_reader_open(int file, uint64_t begin, uint64_t end, enum rv_direct_mode direct, const char *force,
-                   struct rv_reader **ret_reader, struct rv_error *err);
+                   const struct rv_reader_memory *memory, struct rv_reader **ret_reader, struct rv_error *err);
 
 /* 1 = the next block; 0 = that was all, or all blocks are taken and none released; negative errno. -ESTALE = the file
  * has become shorter (ERROR_MODEL_CHANGED). */

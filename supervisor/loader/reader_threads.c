@@ -1,4 +1,7 @@
-/* O_DIRECT by a few threads: where io_uring is not allowed (containers often forbid it). */
+/*
+ * Reading by a few threads. With O_DIRECT: where io_uring is not allowed (containers often forbid it). From the page
+ * cache: where one thread's copying would be slower than a device takes the blocks.
+ */
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -7,6 +10,7 @@
 #include "reader_way.h"
 
 #define THREADS 4u
+#define CACHE_BLOCK (1024u * 1024)
 #define STACK_BYTES (128u * 1024)
 
 struct pool {
@@ -112,4 +116,21 @@ static void threads_wait(struct rv_reader *reader, struct reader_slot *slot)
     (void)pthread_mutex_unlock(&pool->lock);
 }
 
-const struct reader_way rv_reader_threads = {"threads", threads_open, threads_start, threads_wait, threads_close};
+const struct reader_way rv_reader_threads = {
+    .name = "threads",
+    .direct = true,
+    .block = READER_DIRECT_BLOCK,
+    .open = threads_open,
+    .start = threads_start,
+    .wait = threads_wait,
+    .close = threads_close,
+};
+
+const struct reader_way rv_reader_cache_threads = {
+    .name = "page cache",
+    .block = CACHE_BLOCK,
+    .open = threads_open,
+    .start = threads_start,
+    .wait = threads_wait,
+    .close = threads_close,
+};

@@ -110,4 +110,12 @@ static void uring_close(struct rv_reader *reader)
     reader->state = NULL;
 }
 
-const struct reader_way rv_reader_uring = {"io_uring", uring_open, uring_start, uring_wait, uring_close};
+const struct reader_way rv_reader_uring = {
+    .name = "io_uring",
+    .direct = true,
+    .block = READER_DIRECT_BLOCK,
+    .open = uring_open,
+    .start = uring_start,
+    .wait = uring_wait,
+    .close = uring_close,
+};

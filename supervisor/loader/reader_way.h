@@ -26,8 +26,9 @@ struct rv_reader {
     uint64_t begin, end;
     uint64_t next_offset; /* of the next read to start */
     uint32_t block, align;
+    const struct rv_reader_memory *source; /* NULL = ordinary memory */
     uint8_t *memory;
-    uint64_t memory_size;
+    uint64_t memory_size;              /* 0 = it came from the source */
     uint64_t started, taken, released; /* blocks; released <= taken <= started <= released + RV_READER_SLOTS */
     bool fell_back;                    /* some block had to come through the page cache */
     struct reader_slot slots[RV_READER_SLOTS];
@@ -35,12 +36,17 @@ struct rv_reader {
 
 struct reader_way {
     const char *name;
+    bool direct;                                                       /* past the page cache */
+    uint32_t block;                                                    /* bytes per read */
     int (*open)(struct rv_reader *reader);                             /* 0 or negative errno */
     void (*start)(struct rv_reader *reader, struct reader_slot *slot); /* a failure becomes the slot's result */
     void (*wait)(struct rv_reader *reader, struct reader_slot *slot);  /* until slot->done */
     void (*close)(struct rv_reader *reader);                           /* no read is in flight afterwards */
 };
 
-extern const struct reader_way rv_reader_cache, rv_reader_threads, rv_reader_uring;
+#define READER_DIRECT_BLOCK (4u * 1024 * 1024)
+
+/* rv_reader_cache_threads: from the page cache by several threads, where nothing but that copy is to be done. */
+extern const struct reader_way rv_reader_cache, rv_reader_cache_threads, rv_reader_threads, rv_reader_uring;
 
 #endif

@@ -1,207 +1,106 @@
 #include "sink.h"
 
 #include <errno.h>
-#include <fcntl.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include "clock.h"
 #include "rpc.pb-c.h"
-
-#ifndef MADV_COLLAPSE
-#define MADV_COLLAPSE 25 /* Linux 6.1; the C library of Debian 12 does not name it */
-#endif
+#include "sink_kind.h"
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
-#define WRITE_PAGE 4096u
-#define AHEAD (16u * 1024 * 1024) /* bytes allocated at once in front of a mapping's writer */
-
-#define BLOCK (2u * 1024 * 1024)
-#define GATHER (16u * 1024 * 1024) /* bytes per call: each call first waits for all processors' page lists */
-/* CPU time per call; 2 to 3 ms are usual. More: a virtual machine whose host has to find the memory first (free page
- * reporting takes whole free blocks back, 30 ms), or memory so fragmented that the kernel has to move pages. */
-#define GATHER_SLOW_US (10 * RV_MSEC)
-#define GATHER_MISSES_MAX 3
-
-static int write_failed(int number, uint64_t offset, struct rv_error *err)
+int rv_sink_create(const struct rv_sink_wish *wish, struct rv_sink **ret_sink, struct rv_error *err)
 {
-    return rv_error_set(err, number, ERROR(NO_MEMORY), "cannot fill the arena at byte %llu: %s",
-                        (unsigned long long)offset, strerror(number));
-}
+    const struct rv_sink_kind *kind = wish->backend->on_device ? &rv_sink_device : &rv_sink_host;
+    struct rv_sink *sink = NULL;
+    int r = kind->create(wish, &sink, err);
 
-int rv_sink_init(struct rv_sink *sink, int fd, const struct rv_arena *arena, struct rv_error *err)
-{
-    const char *wish = getenv("RESVISOR_LOADER_GATHER");
-
-    *sink = (struct rv_sink){.fd = fd, .arena = *arena};
-    if (wish && strcmp(wish, "never") == 0)
-        sink->gather_misses = GATHER_MISSES_MAX;
-    if (arena->page_size == WRITE_PAGE) {
-        sink->stage = aligned_alloc(WRITE_PAGE, RV_SINK_STAGE);
-        return sink->stage ? 0 : rv_error_set(err, ENOMEM, ERROR(NO_MEMORY), "no memory for the loader's buffers");
-    }
-    if (arena->size == 0)
-        return 0;
-    sink->map = mmap(NULL, arena->size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (sink->map == MAP_FAILED) {
-        sink->map = NULL;
-        return rv_error_set(err, errno, ERROR(NO_MEMORY), "cannot map an arena of %llu bytes of huge pages: %s",
-                            (unsigned long long)arena->size, strerror(errno));
-    }
+    if (r < 0)
+        return r;
+    sink->kind = kind;
+    sink->backend = wish->backend;
+    *ret_sink = sink;
     return 0;
 }
 
-/* Makes blocks out of [start, end), which nothing was written to yet. False = the kernel could not. */
-static bool gather(const struct rv_sink *sink, uint64_t start, uint64_t end)
+int rv_sink_plan(struct rv_sink *sink, uint64_t used, uint64_t *ret_bytes, struct rv_error *err)
 {
-    uint64_t length = end - start;
-    uint8_t *room, *aligned;
-    bool done;
-
-    /* A range without any page is not gathered: give each block its first one. */
-    for (uint64_t at = start; at < end; at += BLOCK)
-        if (pwrite(sink->fd, "", 1, (off_t)at) != 1)
-            return false; /* if memory is full, the real write says so */
-    room = mmap(NULL, length + BLOCK, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (room == MAP_FAILED)
-        return false;
-    aligned = room + (BLOCK - (uintptr_t)room % BLOCK) % BLOCK;
-    done =
-        mmap(aligned, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, sink->fd, (off_t)start) != MAP_FAILED &&
-        madvise(aligned, length, MADV_COLLAPSE) == 0;
-    (void)munmap(room, length + BLOCK);
-    return done;
+    return sink->kind->plan(sink, used, ret_bytes, err);
 }
 
-/* Before a write that ends at `end`: only whole blocks inside the arena, and each is asked for once. */
-static void gather_to(struct rv_sink *sink, uint64_t end)
+int rv_sink_begin(struct rv_sink *sink, uint64_t used, const struct rv_arena *given, struct rv_error *err)
 {
-    uint64_t whole = sink->arena.size / BLOCK * BLOCK;
-
-    while (sink->gathered < end && sink->gathered < whole && sink->gather_misses < GATHER_MISSES_MAX) {
-        uint64_t next = whole - sink->gathered < GATHER ? whole : sink->gathered + GATHER;
-        uint64_t before = rv_clock_read(CLOCK_THREAD_CPUTIME_ID);
-
-        if (!gather(sink, sink->gathered, next) || rv_clock_read(CLOCK_THREAD_CPUTIME_ID) - before > GATHER_SLOW_US)
-            sink->gather_misses++;
-        sink->gathered = next;
-    }
+    if (given ? sink->backend->has_descriptor || given->backend != (uint32_t)sink->backend->id
+              : !sink->backend->has_descriptor)
+        return rv_error_set(err, EPROTO, ERROR(INTERNAL), "the arena for a load of backend %s is %s",
+                            sink->backend->name, given ? "not of that backend" : "missing");
+    return sink->kind->begin(sink, used, given, err);
 }
 
-static int write_all(struct rv_sink *sink, uint64_t offset, const uint8_t *data, uint64_t length, struct rv_error *err)
+const struct rv_reader_memory *rv_sink_memory(struct rv_sink *sink)
 {
-    gather_to(sink, offset + length);
-    while (length > 0) {
-        ssize_t n = pwrite(sink->fd, data, length, (off_t)offset);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return write_failed(n < 0 ? errno : ENOSPC, offset, err);
-        data += n;
-        offset += (uint64_t)n;
-        length -= (uint64_t)n;
-    }
-    return 0;
-}
-
-static int flush(struct rv_sink *sink, struct rv_error *err)
-{
-    int r = write_all(sink, sink->position - sink->staged, sink->stage, sink->staged, err);
-
-    if (r == 0)
-        sink->staged = 0;
-    return r;
-}
-
-/* Only whole pages are written, each once: a page written in two halves would be zeroed first. data NULL = zeros. */
-static int put_staged(struct rv_sink *sink, const uint8_t *data, uint64_t length, struct rv_error *err)
-{
-    int r;
-
-    while (length > 0) {
-        uint64_t n = RV_SINK_STAGE - sink->staged;
-
-        if (data && sink->staged == 0 && length >= WRITE_PAGE) {
-            n = length / WRITE_PAGE * WRITE_PAGE;
-            r = write_all(sink, sink->position, data, n, err);
-            if (r < 0)
-                return r;
-            sink->position += n;
-        } else {
-            if (length >= RV_SINK_STAGE && sink->staged % WRITE_PAGE) /* up to the page, the rest goes without a copy */
-                n = WRITE_PAGE - sink->staged % WRITE_PAGE;
-            n = n < length ? n : length;
-            if (data)
-                memcpy(sink->stage + sink->staged, data, n);
-            else
-                memset(sink->stage + sink->staged, 0, n);
-            sink->staged += (uint32_t)n;
-            sink->position += n;
-            if (sink->staged == RV_SINK_STAGE || (sink->staged % WRITE_PAGE == 0 && length - n >= RV_SINK_STAGE)) {
-                r = flush(sink, err);
-                if (r < 0)
-                    return r;
-            }
-        }
-        data = data ? data + n : NULL;
-        length -= n;
-    }
-    return 0;
-}
-
-/* Allocates in front of the writer: an error here instead of a SIGBUS there. */
-static int allocate_to(struct rv_sink *sink, uint64_t end, struct rv_error *err)
-{
-    while (sink->allocated < end) {
-        uint64_t left = sink->arena.size - sink->allocated;
-        uint64_t n = left < AHEAD ? left : AHEAD;
-
-        if (fallocate(sink->fd, 0, (off_t)sink->allocated, (off_t)n) == 0)
-            sink->allocated += n;
-        else if (errno != EINTR)
-            return write_failed(errno, sink->allocated, err);
-    }
-    return 0;
+    return sink->memory.allocate ? &sink->memory : NULL;
 }
 
 int rv_sink_put(struct rv_sink *sink, uint64_t offset, const uint8_t *data, uint64_t length, struct rv_error *err)
 {
-    int r;
-
-    if (offset < sink->position || offset > sink->arena.size || length > sink->arena.size - offset)
+    if (offset > sink->arena.size || length > sink->arena.size - offset)
         return rv_error_set(err, EINVAL, ERROR(INTERNAL), "a write at byte %llu of an arena of %llu bytes",
                             (unsigned long long)offset, (unsigned long long)sink->arena.size);
-    if (sink->stage) {
-        r = put_staged(sink, NULL, offset - sink->position, err);
-        return r < 0 ? r : put_staged(sink, data, length, err);
-    }
-    r = allocate_to(sink, offset + length, err);
-    if (r < 0)
-        return r;
-    if (length)
-        memcpy(sink->map + offset, data, length);
-    sink->position = offset + length;
+    return sink->kind->put(sink, offset, data, length, err);
+}
+
+int rv_sink_mark(struct rv_sink *sink, uint64_t *ret_mark, struct rv_error *err)
+{
+    if (sink->kind->mark)
+        return sink->kind->mark(sink, ret_mark, err);
+    *ret_mark = 0;
     return 0;
+}
+
+uint64_t rv_sink_reached(struct rv_sink *sink)
+{
+    return sink->kind->mark ? sink->kind->reached(sink) : 0;
+}
+
+int rv_sink_wait(struct rv_sink *sink, uint64_t mark, struct rv_error *err)
+{
+    return sink->kind->mark ? sink->kind->wait(sink, mark, err) : 0;
 }
 
 int rv_sink_finish(struct rv_sink *sink, struct rv_error *err)
 {
-    int r = sink->stage ? flush(sink, err) : allocate_to(sink, sink->arena.size, err);
-
-    if (r == 0)
-        rv_sink_fini(sink);
-    return r;
+    return sink->kind->finish(sink, err);
 }
 
-void rv_sink_fini(struct rv_sink *sink)
+void rv_sink_stop(struct rv_sink *sink)
 {
-    if (sink->map)
-        (void)munmap(sink->map, sink->arena.size);
-    free(sink->stage);
-    sink->map = NULL;
-    sink->stage = NULL;
+    if (sink->kind->stop)
+        sink->kind->stop(sink);
+}
+
+int rv_sink_hand_over(struct rv_sink *sink, struct rv_arena *ret_arena, int *ret_fd, struct rv_error *err)
+{
+    int fd = -1;
+    int r = sink->kind->hand_over(sink, &fd, err);
+
+    if (r < 0)
+        return r;
+    *ret_arena = sink->arena;
+    *ret_fd = fd;
+    return 0;
+}
+
+const char *rv_sink_note(const struct rv_sink *sink)
+{
+    return sink->note;
+}
+
+int rv_sink_fault(const struct rv_sink *sink)
+{
+    return sink->fault;
+}
+
+void rv_sink_destroy(struct rv_sink *sink)
+{
+    if (sink)
+        sink->kind->destroy(sink);
 }

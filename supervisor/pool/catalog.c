@@ -141,23 +141,47 @@ static void name_by_fd(const struct stat *st, char real[PATH_MAX])
     (void)snprintf(real, PATH_MAX, "%s", elsewhere);
 }
 
-static struct rv_model *entry_for(struct rv_supervisor *s, struct rv_model *named, const char *real,
+/* Does the configuration pin the model of that name? */
+static bool is_pinned_by_configuration(const struct rv_supervisor *s, const char *name)
+{
+    for (uint32_t i = 0; i < s->config->model_count; i++)
+        if (strcmp(s->config->models[i].name, name) == 0)
+            return s->config->models[i].pin;
+    return false;
+}
+
+/*
+ * The entry of a file on a device. `named` is that of the name that was asked for, wherever it lies; NULL = a path was
+ * asked for.
+ */
+static struct rv_model *entry_for(struct rv_supervisor *s, struct rv_model *named, const char *real, int device,
                                   struct rv_error *err)
 {
-    struct rv_model *model = rv_model_by_path(&s->state, real);
+    struct rv_model *model = rv_model_by_path(&s->state, real, device), *here;
 
-    if (model && named && named != model)
-        (void)rv_model_set_path(named, real); /* so that unload and unpin by this name mean that entry too */
+    /* So that unload and unpin by this name mean the file's entries too, whichever name they have. */
+    if (named && rv_model_set_path(named, real) < 0)
+        goto full;
     if (model)
         return model; /* also when another name leads to the same file */
-    if (named) {
-        if (rv_model_set_path(named, real) == 0)
-            return named;
-    } else {
-        model = rv_model_add(&s->state, real, real, "auto", false);
+    if (!named) {
+        model = rv_model_add(&s->state, real, real, "auto", false, device);
         if (model)
             return model;
+        goto full;
     }
+    here = rv_model_by_name(&s->state, named->name, device);
+    if (here) {
+        if (rv_model_set_path(here, real) == 0)
+            return here;
+        goto full;
+    }
+    model = rv_model_place(&s->state, named, device);
+    if (model) {
+        model->pinned = model->configured && is_pinned_by_configuration(s, model->name);
+        return model;
+    }
+full:
     rv_error_set(err, EBUSY, ERROR(LIMIT), "the catalogue is full: %u models", RV_MODELS_MAX);
     return NULL;
 }
@@ -174,10 +198,11 @@ static bool is_unchanged(const struct rv_model *model, struct rv_file_identity *
     return rv_identity_equal(&current->identity, identity);
 }
 
-int rv_catalog_find(struct rv_supervisor *s, const char *name_or_path, struct rv_model **ret_model, int *ret_fd,
-                    struct rv_file_identity *ret_identity, struct rv_error *err)
+int rv_catalog_find(struct rv_supervisor *s, const char *name_or_path, int device, struct rv_model **ret_model,
+                    int *ret_fd, struct rv_file_identity *ret_identity, struct rv_error *err)
 {
-    struct rv_model *named = rv_model_by_name(&s->state, name_or_path), *model;
+    struct rv_model *named = rv_model_by_name(&s->state, name_or_path, RV_ANYWHERE), *model;
+    struct rv_model *here = rv_model_by_name(&s->state, name_or_path, device);
     bool configured = named && named->configured;
     char real[PATH_MAX], shown[RV_ERROR_TEXT_MAX / 2];
     int fd;
@@ -187,18 +212,18 @@ int rv_catalog_find(struct rv_supervisor *s, const char *name_or_path, struct rv
                             rv_escape(shown, sizeof(shown), name_or_path, strlen(name_or_path)));
     if (strlen(name_or_path) >= RV_PATH_MAX)
         return rv_error_set(err, ENAMETOOLONG, ERROR(BAD_REQUEST), "a path over %u bytes", RV_PATH_MAX);
-    if (named && is_unchanged(named, ret_identity)) {
-        *ret_model = named;
+    if (here && is_unchanged(here, ret_identity)) {
+        *ret_model = here;
         *ret_fd = -1;
         return 0;
     }
     fd = open_model(s, named ? named->source : name_or_path, configured, real, ret_identity, err);
     if (fd < 0) {
-        if (fd == -ENOENT && named && rv_model_current(named)) {
+        if (fd == -ENOENT && here && rv_model_current(here)) {
             /* The weights are ours: that somebody removed the file does not take them from those who use them. */
-            rv_log_warning("%s: its file is gone; what is in memory is used", named->name);
-            *ret_identity = rv_model_current(named)->identity;
-            *ret_model = named;
+            rv_log_warning("%s: its file is gone; what is in memory is used", here->name);
+            *ret_identity = rv_model_current(here)->identity;
+            *ret_model = here;
             *ret_fd = -1;
             return 0;
         }
@@ -208,7 +233,7 @@ int rv_catalog_find(struct rv_supervisor *s, const char *name_or_path, struct rv
         (void)close(fd);
         return -EILSEQ;
     }
-    model = entry_for(s, named, real, err);
+    model = entry_for(s, named, real, device, err);
     if (!model) {
         (void)close(fd);
         return -EBUSY;
@@ -218,7 +243,7 @@ int rv_catalog_find(struct rv_supervisor *s, const char *name_or_path, struct rv
     return 0;
 }
 
-int rv_catalog_find_by_fd(struct rv_supervisor *s, int fd, struct rv_model **ret_model,
+int rv_catalog_find_by_fd(struct rv_supervisor *s, int fd, int device, struct rv_model **ret_model,
                           struct rv_file_identity *ret_identity, struct rv_error *err)
 {
     char link[64], real[PATH_MAX];
@@ -240,7 +265,7 @@ int rv_catalog_find_by_fd(struct rv_supervisor *s, int fd, struct rv_model **ret
     if (check_shown(real, err) < 0)
         return -EILSEQ;
     name_by_fd(&st, real);
-    *ret_model = entry_for(s, NULL, real, err);
+    *ret_model = entry_for(s, NULL, real, device, err);
     if (!*ret_model)
         return -EBUSY;
     identity_fill(&st, ret_identity);

@@ -19,6 +19,9 @@
 #include "control.pb-c.h"
 #include "state.h"
 
+/* Processes of resvisor-device that may be alive at once: self-test, watch, one holder for each device. */
+#define RV_DEVICE_CHILDREN_MAX (2u + RV_DEVICES_MAX)
+
 struct rv_child;
 struct rv_session;
 struct rv_supervisor;
@@ -38,6 +41,9 @@ void rv_devices_stop(struct rv_supervisor *s, bool now);
  * is its number for the reply. -EAGAIN = not known yet (the search goes on); NO_SUCH_DEVICE, DEVICE_LOST with reasons.
  */
 int rv_devices_find(struct rv_supervisor *s, const char *name, int *ret_device, int *ret_user, struct rv_error *err);
+
+/* The number of that name or uuid, whatever its state; -1 = there is none. */
+int rv_devices_by_name(const struct rv_supervisor *s, const char *name);
 
 /* Where a type's models lie: its `device`, with auto resolved ("host", or ComfyUI's --gpu-only device). */
 const char *rv_devices_of_type(const struct rv_config_type *type);
@@ -61,8 +67,13 @@ void rv_pool_devices_known(struct rv_supervisor *s);
  * (LeaseRevoke) and their sessions cut off after cuda.revoke_timeout; workers are ended by rv_workers_device_lost. */
 void rv_pool_device_gone(struct rv_supervisor *s, int device, const struct rv_error *err);
 
-/* children/worker.c: workers that have leases there: their jobs fail with *err, their processes end. */
+/* children/worker.c: workers that use the device: their jobs fail with *err, their processes end, and no new ones come
+ * until it is back. */
 void rv_workers_device_lost(struct rv_supervisor *s, int device, const struct rv_error *err);
+/* Workers that have leases there: the same, but they start again. */
+void rv_workers_memory_lost(struct rv_supervisor *s, int device, const struct rv_error *err);
+/* The device can be used again: workers that ended with it start. */
+void rv_workers_device_back(struct rv_supervisor *s, int device);
 
 /* ---- holder ---- */
 
@@ -85,6 +96,9 @@ void rv_device_on_hello(struct rv_supervisor *s, struct rv_child *child);
 bool rv_device_on_frame(struct rv_supervisor *s, struct rv_child *child, const Rv__Frame *frame);
 /* A loader, worker or client says that a device failed it. */
 void rv_device_on_event(struct rv_supervisor *s, struct rv_session *session, const Rv__DeviceEvent *event);
+
+/* The session is gone: it no longer waits for a self-test. */
+void rv_devices_forget_session(struct rv_supervisor *s, struct rv_session *session);
 
 /* `resvisor devices`, RPC and HTTP. */
 void rv_device_request(struct rv_session *session, uint64_t id, const Resvisor__V1__DeviceRequest *request);

@@ -7,17 +7,26 @@
 
 #include "children/children.h"
 #include "clock.h"
-#include "pool.h"
+#include "devices.h"
+#include "pool_private.h"
 #include "supervisor.h"
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
 /* ---- the end of a lease ----------------------------------------------------------------------------------------- */
 
-void rv_generation_release_if_unused(struct rv_generation *generation)
+void rv_generation_free(struct rv_supervisor *s, struct rv_generation *generation)
+{
+    for (uint32_t i = 0; i < generation->arena_count; i++)
+        if (generation->arenas[i].backend == RV_BACKEND_CUDA_IPC)
+            rv_holder_free(s, generation->model->device, generation->holder, generation->arenas[i].allocation);
+    rv_generation_destroy(generation);
+}
+
+void rv_generation_release_if_unused(struct rv_supervisor *s, struct rv_generation *generation)
 {
     if (generation->lease_count == 0 && generation != rv_model_current(generation->model))
-        rv_generation_destroy(generation);
+        rv_generation_free(s, generation);
 }
 
 static void lease_end(struct rv_session *session, struct rv_lease *lease)
@@ -26,8 +35,10 @@ static void lease_end(struct rv_session *session, struct rv_lease *lease)
     TAILQ_REMOVE(&session->supervisor->state.leases, lease, all_link);
     session->lease_count--;
     session->supervisor->state.counters.leases--;
-    lease->generation->lease_count--;
-    rv_generation_release_if_unused(lease->generation);
+    if (lease->generation) {
+        lease->generation->lease_count--;
+        rv_generation_release_if_unused(session->supervisor, lease->generation);
+    }
     free(lease);
 }
 
@@ -94,6 +105,7 @@ static struct rv_lease *lease_create(struct rv_session *session, struct rv_gener
     }
     lease->id = counters->next_lease++;
     lease->generation = generation;
+    lease->device = generation->model->device;
     generation->lease_count++;
     generation->model->last_use_us = rv_now_us();
     lease->pid = session->pid;
@@ -105,7 +117,21 @@ static struct rv_lease *lease_create(struct rv_session *session, struct rv_gener
     return lease;
 }
 
-void rv_lease_grant(struct rv_session *session, uint64_t id, struct rv_generation *generation, bool waited,
+void rv_lease_fill_arena(const struct rv_arena *arena, Rv__Arena *ret_message)
+{
+    const struct rv_backend *backend = rv_backend_by_id(arena->backend);
+
+    rv__arena__init(ret_message);
+    ret_message->size = arena->size;
+    ret_message->backend = arena->backend;
+    ret_message->page_size = arena->page_size;
+    if (backend && !backend->has_descriptor) {
+        ret_message->handle = (ProtobufCBinaryData){sizeof(arena->handle), (uint8_t *)arena->handle};
+        ret_message->allocation = arena->allocation;
+    }
+}
+
+void rv_lease_grant(struct rv_session *session, uint64_t id, struct rv_generation *generation, int user, bool waited,
                     uint64_t load_us)
 {
     struct rv_error err = {0};
@@ -113,20 +139,24 @@ void rv_lease_grant(struct rv_session *session, uint64_t id, struct rv_generatio
     Rv__Frame frame = RV__FRAME__INIT;
     Rv__AttachReply reply = RV__ATTACH_REPLY__INIT;
     Rv__Arena arenas[RV_ARENAS_MAX], *pointers[RV_ARENAS_MAX];
+    Rv__Device device = RV__DEVICE__INIT;
     int fds[RV_ARENAS_MAX + 1];
+    unsigned fd_count = 0;
 
     if (!lease) {
         rv_session_reply(session, id, &err);
         return;
     }
-    fds[0] = generation->index_fd;
+    fds[fd_count++] = generation->index_fd;
     for (uint32_t i = 0; i < generation->arena_count; i++) {
-        rv__arena__init(&arenas[i]);
-        arenas[i].size = generation->arenas[i].size;
-        arenas[i].backend = generation->arenas[i].backend;
-        arenas[i].page_size = generation->arenas[i].page_size;
+        rv_lease_fill_arena(&generation->arenas[i], &arenas[i]);
         pointers[i] = &arenas[i];
-        fds[i + 1] = generation->arena_fds[i];
+        if (generation->arena_fds[i] >= 0)
+            fds[fd_count++] = generation->arena_fds[i];
+    }
+    if (user != RV_HOST) {
+        rv_devices_fill(session->supervisor, user, &device);
+        reply.device = &device;
     }
     reply.lease_id = lease->id;
     reply.generation = generation->number;
@@ -146,15 +176,33 @@ void rv_lease_grant(struct rv_session *session, uint64_t id, struct rv_generatio
         session->supervisor->state.counters.warm_bytes += generation->bytes;
         session->supervisor->state.counters.saved_us += generation->load_us;
     }
-    rv_session_send(session, &frame, fds, generation->arena_count + 1);
+    rv_session_send(session, &frame, fds, fd_count);
 }
 
 /* What a client cannot wait for is as good as a year, and is no number that wraps. */
-static uint64_t deadline_us(uint64_t ms)
+uint64_t rv_lease_deadline_us(uint64_t ms)
 {
     const uint64_t year_ms = 365ull * 24 * 3600 * 1000;
 
     return (ms < year_ms ? ms : year_ms) * RV_MSEC;
+}
+
+/* What an attach that names no device means: a worker's own type says, others have the host. */
+static const char *device_asked(const struct rv_session *session, const Rv__Attach *request)
+{
+    const struct rv_config *config = session->supervisor->config;
+    const struct rv_worker *worker = rv_worker_of_child(session->child);
+    struct rv_worker_facts facts;
+
+    if (request->device[0])
+        return request->device;
+    if (worker) {
+        rv_worker_get_facts(worker, &facts);
+        for (uint32_t i = 0; i < config->type_count; i++)
+            if (strcmp(config->types[i].name, facts.type) == 0)
+                return rv_devices_of_type(&config->types[i]);
+    }
+    return "host";
 }
 
 void rv_lease_attach(struct rv_session *session, uint64_t id, const Rv__Attach *request, int file_fd)
@@ -164,33 +212,42 @@ void rv_lease_attach(struct rv_session *session, uint64_t id, const Rv__Attach *
     struct rv_generation *current;
     struct rv_model *model = NULL;
     struct rv_error err = {0};
-    int r;
+    int r, device, user;
 
     if (s->stopping) {
         r = rv_error_set(&err, EBUSY, ERROR(SHUTTING_DOWN), "resvisor is stopping");
-    } else if (request->by_descriptor) {
-        r = file_fd < 0 ? rv_error_set(&err, EBADF, ERROR(BAD_REQUEST), "an attach by descriptor came without one")
-                        : rv_catalog_find_by_fd(s, file_fd, &model, &identity, &err);
-    } else {
-        if (file_fd >= 0)
-            (void)close(file_fd);
-        file_fd = -1;
-        r = rv_catalog_find(s, request->model, &model, &file_fd, &identity, &err);
+        goto out;
     }
-    if (r < 0)
+    if (!request->by_descriptor && file_fd >= 0) {
+        (void)close(file_fd);
+        file_fd = -1;
+    }
+    r = rv_devices_find(s, device_asked(session, request), &device, &user, &err);
+    if (r == -EAGAIN) {
+        r = rv_park_attach(session, id, request, file_fd, &err);
+        if (r == 0)
+            file_fd = -1;
+    } else if (r == 0 && request->by_descriptor) {
+        r = file_fd < 0 ? rv_error_set(&err, EBADF, ERROR(BAD_REQUEST), "an attach by descriptor came without one")
+                        : rv_catalog_find_by_fd(s, file_fd, device, &model, &identity, &err);
+    } else if (r == 0) {
+        r = rv_catalog_find(s, request->model, device, &model, &file_fd, &identity, &err);
+    }
+    if (r < 0 || !model)
         goto out;
     current = rv_model_current(model);
     if (current && rv_identity_equal(&current->identity, &identity)) {
         model->failure.code = 0; /* a changed file that could not be loaded is back as it was */
-        rv_lease_grant(session, id, current, false, 0);
+        rv_lease_grant(session, id, current, user, false, 0);
         goto out;
     }
     r = rv_load_join(s, model, file_fd, &identity,
                      &(struct rv_wait_options){.session = session,
                                                .id = id,
                                                .kind = RV_WAIT_ATTACH,
+                                               .user = user,
                                                .progress = request->want_progress,
-                                               .deadline_us = deadline_us(request->deadline_ms)},
+                                               .deadline_us = rv_lease_deadline_us(request->deadline_ms)},
                      &err);
     file_fd = -1;
 out:

@@ -3,6 +3,9 @@
  *
  *   QUEUED -> STARTED (LoadStart sent) -> ADMITTED (LoadPlan was accepted) -> ENDED (waiters answered) -> loader exits
  *
+ * With backend cuda-ipc, ALLOCATING stands before ADMITTED: the device's holder makes the arena that the loader fills.
+ * It is the load's until the generation has it, and is given back when the loader, which has it open, is gone.
+ *
  * A load that has ended no longer belongs to its model; its struct lives until the loader is gone.
  */
 #include <errno.h>
@@ -15,16 +18,18 @@
 
 #include "children/children.h"
 #include "clock.h"
+#include "devices.h"
 #include "log.h"
 #include "paths.h"
-#include "pool.h"
+#include "pool_private.h"
 #include "supervisor.h"
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 #define LOADS_MAX 256u /* under way and queued */
-#define WAITS_MAX 4096u
+#define ROUNDING (2u << 20)
+/* bytes that an arena may be larger than planned: a huge page, the least granularity */
 
-enum load_stage { LOAD_QUEUED, LOAD_STARTED, LOAD_ADMITTED, LOAD_ENDED };
+enum load_stage { LOAD_QUEUED, LOAD_STARTED, LOAD_ALLOCATING, LOAD_ADMITTED, LOAD_ENDED };
 
 struct rv_wait {
     TAILQ_ENTRY(rv_wait) link;
@@ -46,16 +51,15 @@ struct rv_load {
     TAILQ_HEAD(, rv_wait) waits;
     struct event *timer;
     uint64_t started_us;
-    uint64_t planned_arenas, planned_index, admitted; /* bytes */
+    int device;                             /* the model's: RV_HOST or a number */
+    uint32_t backend;                       /* enum rv_backend_id, from the start of the loader on */
+    uint64_t planned_arenas, planned_index; /* bytes */
+    uint64_t admitted, admitted_index;      /* of these, what nobody else may have: of the device, and of the host */
+    struct rv_arena arena;                  /* cuda-ipc, if allocated */
+    uint64_t holder;                        /* the generation of the holder that has it */
+    bool allocated;
     uint64_t done_bytes, total_bytes;
     bool holds_child; /* a process is or was started: freed by its exit */
-};
-
-struct rv_pool {
-    TAILQ_HEAD(, rv_load) loads;
-    uint32_t load_count, running, wait_count;
-    struct rv_log **logs; /* one per loader that may run at once */
-    bool *log_used;
 };
 
 /* ---- waiting ---------------------------------------------------------------------------------------------------- */
@@ -86,6 +90,13 @@ static void on_deadline(int fd, short what, void *context)
     wait_end(wait);
 }
 
+int rv_pool_may_wait(const struct rv_supervisor *s, const struct rv_session *session, struct rv_error *err)
+{
+    if (s->pool->wait_count >= RV_POOL_WAITS_MAX || session->wait_count >= RV_SESSION_WAITS_MAX)
+        return rv_error_set(err, EBUSY, ERROR(LIMIT), "too many requests wait for loads");
+    return 0;
+}
+
 static int wait_add(struct rv_load *load, const struct rv_wait_options *options, struct rv_error *err)
 {
     struct rv_pool *pool = load->supervisor->pool;
@@ -93,8 +104,8 @@ static int wait_add(struct rv_load *load, const struct rv_wait_options *options,
 
     if (!options->session)
         return 0;
-    if (pool->wait_count >= WAITS_MAX || options->session->wait_count >= RV_SESSION_WAITS_MAX)
-        return rv_error_set(err, EBUSY, ERROR(LIMIT), "too many requests wait for loads");
+    if (rv_pool_may_wait(load->supervisor, options->session, err) < 0)
+        return -EBUSY;
     wait = calloc(1, sizeof(*wait));
     if (!wait)
         return rv_error_set(err, ENOMEM, ERROR(NO_MEMORY), "no memory to wait for a load");
@@ -118,6 +129,30 @@ static int wait_add(struct rv_load *load, const struct rv_wait_options *options,
     return 0;
 }
 
+static bool is_waited_for(const struct rv_supervisor *s, const struct rv_wait_options *options)
+{
+    const struct rv_load *load;
+    const struct rv_wait *wait;
+
+    TAILQ_FOREACH (load, &s->pool->loads, link)
+        TAILQ_FOREACH (wait, &load->waits, link)
+            if (wait->options.session == options->session && wait->options.id == options->id)
+                return true;
+    return false;
+}
+
+/* One request may wait for loads onto several devices: the first failure or the last success is its answer. */
+static void answer_model_request(struct rv_supervisor *s, const struct rv_wait_options *options,
+                                 const struct rv_model *model, const struct rv_error *err)
+{
+    if (err) {
+        rv_load_forget_request(s, options->session, options->id);
+        rv_session_reply(options->session, options->id, err);
+    } else if (!is_waited_for(s, options)) {
+        rv_status_send_model(options->session, options->id, model);
+    }
+}
+
 /* Answers all who wait: with the generation, or with err if it is NULL. */
 static void waits_answer(struct rv_load *load, struct rv_model *model, struct rv_generation *generation,
                          const struct rv_error *err)
@@ -129,30 +164,42 @@ static void waits_answer(struct rv_load *load, struct rv_model *model, struct rv
         uint64_t waited = rv_now_us() - wait->since_us;
 
         wait_end(wait);
-        if (!generation)
+        if (options.kind == RV_WAIT_MODEL)
+            answer_model_request(load->supervisor, &options, model, generation ? NULL : err);
+        else if (!generation)
             rv_session_reply(options.session, options.id, err);
-        else if (options.kind == RV_WAIT_ATTACH)
-            rv_lease_grant(options.session, options.id, generation, true, waited);
         else
-            rv_status_send_model(options.session, options.id, model);
+            rv_lease_grant(options.session, options.id, generation, options.user, true, waited);
     }
 }
 
-void rv_load_forget_session(struct rv_supervisor *s, struct rv_session *session)
+static void forget_waits(struct rv_supervisor *s, const struct rv_session *session, const uint64_t *id)
 {
     struct rv_load *load;
 
-    if (!s->pool || session->wait_count == 0)
-        return;
     TAILQ_FOREACH (load, &s->pool->loads, link) {
         struct rv_wait *wait, *next;
 
         for (wait = TAILQ_FIRST(&load->waits); wait; wait = next) {
             next = TAILQ_NEXT(wait, link);
-            if (wait->options.session == session)
+            if (wait->options.session == session &&
+                (!id || (wait->options.id == *id && wait->options.kind == RV_WAIT_MODEL)))
                 wait_end(wait);
         }
     }
+}
+
+void rv_load_forget_session(struct rv_supervisor *s, struct rv_session *session)
+{
+    if (!s->pool || session->wait_count == 0)
+        return;
+    forget_waits(s, session, NULL);
+    rv_park_forget_session(s, session);
+}
+
+void rv_load_forget_request(struct rv_supervisor *s, struct rv_session *session, uint64_t id)
+{
+    forget_waits(s, session, &id);
 }
 
 bool rv_load_session_waits(const struct rv_supervisor *s, const struct rv_session *session)
@@ -173,6 +220,8 @@ static void load_free(struct rv_load *load)
         event_free(load->timer);
     if (load->file_fd >= 0)
         (void)close(load->file_fd);
+    if (load->allocated)
+        rv_holder_free(load->supervisor, load->device, load->holder, load->arena.allocation);
     free(load);
 }
 
@@ -181,12 +230,16 @@ static void load_end(struct rv_load *load, struct rv_generation *generation, con
 {
     struct rv_supervisor *s = load->supervisor;
     struct rv_model *model = load->model;
+    char place[32];
 
     if (load->stage == LOAD_ENDED)
         return;
+    if (load->stage == LOAD_ALLOCATING)
+        rv_holder_forget(s, load);
     load->stage = LOAD_ENDED;
     load->model = NULL;
-    load->admitted = 0;
+    load->admitted = load->allocated ? load->arena.size : 0; /* the loader still has it open */
+    load->admitted_index = 0;
     model->load = NULL;
     (void)event_del(load->timer);
     if (generation) {
@@ -197,7 +250,7 @@ static void load_end(struct rv_load *load, struct rv_generation *generation, con
         model->failed_identity = load->identity;
         /* What another moment may mend is tried again at once; a bad file only when it changes, or after a while. */
         model->retry_at_us = rv_now_us() + (rv_error_row(err->code)->retryable ? 0 : s->config->load_retry_us);
-        rv_log_warning("%s is not loaded: %s", model->name, err->message);
+        rv_log_warning("%s is not loaded%s: %s", model->name, rv_place_text(s, load->device, place), err->message);
     }
     waits_answer(load, model, generation, err);
     if (!load->holds_child)
@@ -263,6 +316,7 @@ void rv_load_cancel_all(struct rv_supervisor *s)
     struct rv_error err = {0};
 
     rv_error_set(&err, 0, ERROR(SHUTTING_DOWN), "resvisor is stopping");
+    rv_park_refuse_all(s, &err);
     for (load = TAILQ_FIRST(&s->pool->loads); load; load = next) {
         next = TAILQ_NEXT(load, link);
         rv_child_kill(&load->child, "resvisor is stopping");
@@ -285,6 +339,15 @@ static struct rv_log *take_log(struct rv_supervisor *s)
     return NULL;
 }
 
+/* The kind of memory at the time when the loader starts. 0 = the device can have no models any more. */
+static uint32_t backend_of(const struct rv_supervisor *s, int device)
+{
+    const struct rv_backend *backend = device == RV_HOST ? rv_backend_by_name(s->config->pool_backend)
+                                                         : rv_backend_by_id(s->state.devices[device].backend);
+
+    return backend && backend->on_device == (device != RV_HOST) ? (uint32_t)backend->id : RV_BACKEND_NONE;
+}
+
 static void load_start(struct rv_load *load)
 {
     struct rv_supervisor *s = load->supervisor;
@@ -297,6 +360,13 @@ static void load_start(struct rv_load *load)
 
     if (r < 0) {
         rv_error_set(&err, -r, ERROR(INTERNAL), "resvisor-loader is not found: %s", strerror(-r));
+        load_end(load, NULL, &err);
+        return;
+    }
+    load->backend = backend_of(s, load->device);
+    if (load->backend == RV_BACKEND_NONE) {
+        rv_error_set(&err, ENODEV, ERROR(DEVICE), "%s has no memory for models any more",
+                     rv_place_name(&s->state, load->device));
         load_end(load, NULL, &err);
         return;
     }
@@ -342,6 +412,7 @@ static struct rv_load *load_create(struct rv_supervisor *s, struct rv_model *mod
     }
     load->supervisor = s;
     load->model = model;
+    load->device = model->device;
     load->file_fd = file_fd;
     load->identity = *identity;
     load->total_bytes = identity->size;
@@ -432,16 +503,20 @@ void rv_load_on_hello(struct rv_supervisor *s, struct rv_child *child)
     struct rv_load *load = (struct rv_load *)child;
     Rv__Frame frame = RV__FRAME__INIT;
     Rv__LoadStart start = RV__LOAD_START__INIT;
-    const struct rv_backend *backend = rv_backend_by_name(s->config->pool_backend);
+    Rv__Device device = RV__DEVICE__INIT;
     const char *direct = s->config->pool_direct;
 
     if (load->stage != LOAD_STARTED || load->file_fd < 0)
         return;
     start.path = load->model->path;
     start.format = load->model->format;
-    start.backend = backend ? (uint32_t)backend->id : RV_BACKEND_MEMFD;
+    start.backend = load->backend;
     start.huge_pages = s->config->huge_pages;
     start.direct = strcmp(direct, "always") == 0 ? 1 : strcmp(direct, "never") == 0 ? 2 : 0;
+    if (load->device != RV_HOST) {
+        rv_devices_fill(s, load->device, &device);
+        start.device = &device;
+    }
     frame.body_case = RV__FRAME__BODY_LOAD_START;
     frame.load_start = &start;
     rv_session_send(child->session, &frame, &load->file_fd, 1);
@@ -449,13 +524,79 @@ void rv_load_on_hello(struct rv_supervisor *s, struct rv_child *child)
     load->file_fd = -1;
 }
 
+/* The granularity of a device's memory; 1 = bytes. */
+static uint64_t granularity_of(const struct rv_load *load)
+{
+    const struct rv_device_record *d = load->device == RV_HOST ? NULL : &load->supervisor->state.devices[load->device];
+
+    return d && d->granularity ? d->granularity : 1;
+}
+
+static uint64_t slack_of(const struct rv_load *load)
+{
+    return granularity_of(load) > ROUNDING ? granularity_of(load) : ROUNDING;
+}
+
+static void refuse(struct rv_load *load, const struct rv_error *err)
+{
+    if (load->child.session)
+        rv_session_reply(load->child.session, 0, err);
+    load_end(load, NULL, err);
+}
+
+static void admit(struct rv_load *load)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+    Rv__LoadAdmit admitted = RV__LOAD_ADMIT__INIT;
+    Rv__Arena arena = RV__ARENA__INIT, *arenas[] = {&arena};
+
+    load->stage = LOAD_ADMITTED;
+    if (load->allocated) {
+        rv_lease_fill_arena(&load->arena, &arena);
+        admitted.arenas = arenas;
+        admitted.n_arenas = 1;
+    }
+    frame.body_case = RV__FRAME__BODY_LOAD_ADMIT;
+    frame.load_admit = &admitted;
+    if (load->child.session) /* else its exit is about to be reported */
+        rv_session_send(load->child.session, &frame, NULL, 0);
+}
+
+/* The load waits for it: load_end would have said so otherwise. */
+static void on_allocated(struct rv_supervisor *s, void *context, const struct rv_arena *arena, uint64_t holder,
+                         const struct rv_error *err)
+{
+    struct rv_load *load = context;
+    struct rv_error wrong = {0};
+
+    (void)s;
+    if (!arena) {
+        load->stage = LOAD_STARTED; /* there is nothing to forget */
+        refuse(load, err);
+        return;
+    }
+    load->arena = *arena;
+    load->holder = holder;
+    load->allocated = true;
+    if (arena->backend != RV_BACKEND_CUDA_IPC || rv_backend_by_id(arena->backend)->check(-1, arena, &wrong) < 0 ||
+        arena->size < load->planned_arenas || arena->size - load->planned_arenas > slack_of(load)) {
+        load->stage = LOAD_STARTED;
+        if (!wrong.code)
+            rv_error_set(&wrong, EPROTO, ERROR(INTERNAL), "the holder's arena of %llu bytes is not as planned",
+                         (unsigned long long)arena->size);
+        refuse(load, &wrong);
+        return;
+    }
+    load->admitted = arena->size;
+    admit(load);
+}
+
 void rv_load_on_plan(struct rv_supervisor *s, struct rv_child *child, const Rv__LoadPlan *plan)
 {
     struct rv_load *load = (struct rv_load *)child;
     struct rv_generation *old;
-    Rv__Frame frame = RV__FRAME__INIT;
-    Rv__LoadAdmit admit = RV__LOAD_ADMIT__INIT;
     struct rv_error err = {0};
+    uint64_t grain = granularity_of(load), bytes;
 
     if (load->stage != LOAD_STARTED)
         return;
@@ -463,23 +604,29 @@ void rv_load_on_plan(struct rv_supervisor *s, struct rv_child *child, const Rv__
         fail_and_kill(load, "planned an impossible size");
         return;
     }
+    bytes = (plan->arena_bytes + grain - 1) / grain * grain;
     /* An older version that nobody uses cannot serve anybody any more: its file has changed. */
     old = rv_model_current(load->model);
     if (old && old->lease_count == 0)
-        rv_generation_destroy(old);
-    if (rv_policy_admit(s, load->model, plan->arena_bytes + plan->index_bytes, &err) < 0) {
-        rv_session_reply(child->session, 0, &err);
-        load_end(load, NULL, &err);
+        rv_generation_free(s, old);
+    if (rv_policy_admit(s, load->model, bytes, plan->index_bytes, &err) < 0) {
+        refuse(load, &err);
         return;
     }
-    load->stage = LOAD_ADMITTED;
     load->planned_arenas = plan->arena_bytes;
     load->planned_index = plan->index_bytes;
-    load->admitted = plan->arena_bytes + plan->index_bytes;
+    load->admitted = bytes;
+    load->admitted_index = plan->index_bytes;
     load->total_bytes = plan->arena_bytes;
-    frame.body_case = RV__FRAME__BODY_LOAD_ADMIT;
-    frame.load_admit = &admit;
-    rv_session_send(child->session, &frame, NULL, 0);
+    if (load->backend != RV_BACKEND_CUDA_IPC || plan->arena_bytes == 0) {
+        admit(load);
+        return;
+    }
+    load->stage = LOAD_ALLOCATING;
+    if (rv_holder_allocate(s, load->device, bytes, on_allocated, load, &err) < 0) {
+        load->stage = LOAD_STARTED;
+        refuse(load, &err);
+    }
 }
 
 void rv_load_on_progress(struct rv_supervisor *s, struct rv_child *child, const Rv__LoadProgress *progress)
@@ -504,45 +651,78 @@ void rv_load_on_progress(struct rv_supervisor *s, struct rv_child *child, const 
     }
 }
 
-/* Trusts nothing: number of descriptors, seals, sizes against the plan. Takes the descriptors on success. */
+/* An arena with a descriptor, of the kind that was asked for, and sealed if it is of the kind that can be. */
+static int take_described(const struct rv_load *load, const Rv__Arena *message, int fd, struct rv_arena *ret_arena,
+                          struct rv_error *err)
+{
+    const struct rv_backend *backend = rv_backend_by_id(load->backend);
+
+    *ret_arena = (struct rv_arena){.size = message->size, .page_size = message->page_size, .backend = message->backend};
+    if (message->backend != load->backend)
+        return rv_error_set(err, EPROTO, ERROR(INTERNAL), "the loader handed over an arena of another kind");
+    return backend->check(fd, ret_arena, err);
+}
+
+/* What the loader names is what the holder gave it for this. */
+static int take_allocated(const struct rv_load *load, const Rv__Arena *message, struct rv_arena *ret_arena,
+                          struct rv_error *err)
+{
+    if (!load->allocated || message->backend != load->backend || message->size != load->arena.size ||
+        message->allocation != load->arena.allocation)
+        return rv_error_set(err, EPROTO, ERROR(INTERNAL), "the loader handed over an arena that it was not given");
+    *ret_arena = load->arena;
+    return 0;
+}
+
+/* Trusts nothing: number of descriptors, seals, sizes against the plan. 0; err is filled else. */
+static int take_arenas(const struct rv_load *load, const struct rv_frame *frame, struct rv_generation *g,
+                       struct rv_error *err)
+{
+    const Rv__LoadDone *done = frame->message->load_done;
+    bool described = rv_backend_by_id(load->backend)->has_descriptor;
+    size_t most = described ? RV_ARENAS_MAX : load->allocated, fds = 1 + (described ? done->n_arenas : 0);
+    /* rounded up: on the host all together as ever, on a device each by itself */
+    uint64_t bytes = 0, limit = load->planned_arenas + slack_of(load) * (load->device == RV_HOST ? 1 : most);
+    int r = 0;
+
+    if (done->n_arenas > most || (load->allocated && done->n_arenas != 1) || frame->fd_count != fds ||
+        done->index_size > load->planned_index || rv_sealed_check(frame->fds[0], done->index_size) < 0)
+        return rv_error_set(err, EPROTO, ERROR(INTERNAL), "the loader handed over an index that is not as planned");
+    for (size_t i = 0; i < done->n_arenas && r == 0; i++) {
+        r = described ? take_described(load, done->arenas[i], frame->fds[i + 1], &g->arenas[i], err)
+                      : take_allocated(load, done->arenas[i], &g->arenas[i], err);
+        if (r == 0 && g->arenas[i].size > limit - bytes)
+            r = -EPROTO;
+        if (r == 0)
+            bytes += g->arenas[i].size;
+    }
+    if (r < 0 && !err->code)
+        rv_error_set(err, EPROTO, ERROR(INTERNAL), "the loader handed over an arena that is not as planned");
+    g->bytes = bytes + done->index_size;
+    return r;
+}
+
+/* Takes the descriptors on success. */
 static struct rv_generation *generation_create(struct rv_load *load, struct rv_frame *frame, struct rv_error *err)
 {
     const Rv__LoadDone *done = frame->message->load_done;
-    const uint64_t slack = 2u << 20; /* rounding up to pages */
-    struct rv_generation *g;
-    uint64_t arena_bytes = 0;
+    struct rv_generation *g = calloc(1, sizeof(*g));
 
-    if (done->n_arenas > RV_ARENAS_MAX || frame->fd_count != done->n_arenas + 1 ||
-        done->index_size > load->planned_index || rv_sealed_check(frame->fds[0], done->index_size) < 0) {
-        rv_error_set(err, EPROTO, ERROR(INTERNAL), "the loader handed over an index that is not as planned");
-        return NULL;
-    }
-    g = calloc(1, sizeof(*g));
     if (!g) {
         rv_error_set(err, ENOMEM, ERROR(NO_MEMORY), "no memory for the catalogue");
         return NULL;
     }
-    for (size_t i = 0; i < done->n_arenas; i++) {
-        const struct rv_backend *backend = rv_backend_by_id(done->arenas[i]->backend);
-
-        g->arenas[i] = (struct rv_arena){.size = done->arenas[i]->size,
-                                         .page_size = done->arenas[i]->page_size,
-                                         .backend = done->arenas[i]->backend};
-        arena_bytes += g->arenas[i].size;
-        if (!backend || backend->check(frame->fds[i + 1], &g->arenas[i], err) < 0 ||
-            arena_bytes > load->planned_arenas + slack) {
-            if (!err->code)
-                rv_error_set(err, EPROTO, ERROR(INTERNAL), "the loader handed over an arena that is not as planned");
-            free(g);
-            return NULL;
-        }
+    if (take_arenas(load, frame, g, err) < 0) {
+        free(g);
+        return NULL;
     }
     g->index_fd = rv_frame_take_fd(frame, 0);
     for (size_t i = 0; i < done->n_arenas; i++)
-        g->arena_fds[i] = rv_frame_take_fd(frame, (unsigned)i + 1);
+        g->arena_fds[i] = load->allocated ? -1 : rv_frame_take_fd(frame, (unsigned)i + 1);
+    g->holder = load->allocated ? load->holder : 0;
+    load->allocated = false; /* it is the generation's now */
     g->arena_count = (uint32_t)done->n_arenas;
     g->index_size = done->index_size;
-    g->bytes = arena_bytes + done->index_size;
     g->tensors = done->tensors;
     g->read_bytes = done->read_bytes;
     g->load_us = done->load_us;
@@ -559,7 +739,7 @@ void rv_load_on_done(struct rv_supervisor *s, struct rv_child *child, struct rv_
     struct rv_generation *g, *old;
     struct rv_error err = {0};
     uint64_t disk = frame->message->load_done->disk_bytes;
-    char method[64];
+    char method[64], place[32];
 
     if (load->stage != LOAD_ADMITTED)
         return;
@@ -583,13 +763,13 @@ void rv_load_on_done(struct rv_supervisor *s, struct rv_child *child, struct rv_
     s->state.counters.disk_bytes += disk;
     (void)rv_escape(method, sizeof(method), frame->message->load_done->method,
                     strlen(frame->message->load_done->method));
-    rv_log_info("%s is resident: generation %llu, %llu tensors, %.1f MiB in %.2f s (%s, %.1f MiB from the disk)",
-                model->name, (unsigned long long)g->number, (unsigned long long)g->tensors,
-                (double)g->bytes / (1 << 20), (double)model->last_load_us / (double)RV_SEC, method,
-                (double)disk / (1 << 20));
+    rv_log_info("%s is resident%s: generation %llu, %llu tensors, %.1f MiB in %.2f s (%s, %.1f MiB from the disk)",
+                model->name, rv_place_text(s, load->device, place), (unsigned long long)g->number,
+                (unsigned long long)g->tensors, (double)g->bytes / (1 << 20),
+                (double)model->last_load_us / (double)RV_SEC, method, (double)disk / (1 << 20));
     load_end(load, g, NULL);
     if (old)
-        rv_generation_release_if_unused(old);
+        rv_generation_release_if_unused(s, old);
 }
 
 void rv_load_on_error(struct rv_supervisor *s, struct rv_child *child, const Resvisor__V1__Error *error)
@@ -607,14 +787,39 @@ void rv_load_on_error(struct rv_supervisor *s, struct rv_child *child, const Res
 
 /* ---- the pool --------------------------------------------------------------------------------------------------- */
 
-uint64_t rv_load_admitted_bytes(const struct rv_supervisor *s)
+uint64_t rv_load_admitted_bytes(const struct rv_supervisor *s, int device)
 {
     const struct rv_load *load;
     uint64_t bytes = 0;
 
-    TAILQ_FOREACH (load, &s->pool->loads, link)
-        bytes += load->admitted;
+    TAILQ_FOREACH (load, &s->pool->loads, link) {
+        if (load->device == device)
+            bytes += load->admitted;
+        if (device == RV_HOST)
+            bytes += load->admitted_index;
+    }
     return bytes;
+}
+
+uint64_t rv_pool_device_bytes(const struct rv_supervisor *s, int device, uint64_t *ret_promised)
+{
+    *ret_promised = rv_load_admitted_bytes(s, device);
+    return rv_state_pool_bytes(&s->state, device);
+}
+
+bool rv_load_is_preload(const struct rv_supervisor *s)
+{
+    const struct rv_load *load;
+
+    TAILQ_FOREACH (load, &s->pool->loads, link) {
+        for (uint32_t i = 0; load->model && i < s->config->model_count; i++) {
+            const struct rv_config_model *c = &s->config->models[i];
+
+            if ((c->preload || c->pin) && strcmp(c->name, load->model->name) == 0)
+                return true;
+        }
+    }
+    return false;
 }
 
 void rv_load_progress_of(const struct rv_model *model, uint64_t *ret_done, uint64_t *ret_total)
@@ -631,17 +836,19 @@ int rv_pool_init(struct rv_supervisor *s)
         return -ENOMEM;
     s->pool = pool;
     TAILQ_INIT(&pool->loads);
+    TAILQ_INIT(&pool->parked);
+    pool->revoke_timer = event_new(s->base, -1, 0, rv_pool_on_revoke_timer, s);
     pool->logs = calloc(s->config->max_loads, sizeof(struct rv_log *));
     pool->log_used = calloc(s->config->max_loads, sizeof(*pool->log_used));
-    if (!pool->logs || !pool->log_used)
+    if (!pool->logs || !pool->log_used || !pool->revoke_timer)
         return -ENOMEM;
     for (uint32_t i = 0; i < s->config->model_count; i++) {
         const struct rv_config_model *c = &s->config->models[i];
-        struct rv_model *model = rv_model_add(&s->state, c->name, c->path, c->format, true);
+        struct rv_model *model = rv_model_add(&s->state, c->name, c->path, c->format, true, RV_HOST);
 
         if (!model)
             return -ENOMEM;
-        model->pinned = c->pin;
+        model->pinned = c->pin && rv_places_host_is_wanted(s->config, c->name);
     }
     return 0;
 }
@@ -652,42 +859,14 @@ void rv_pool_fini(struct rv_supervisor *s)
 
     if (!s->pool)
         return;
-    while ((load = TAILQ_FIRST(&s->pool->loads)))
+    while ((load = TAILQ_FIRST(&s->pool->loads))) {
+        load->allocated = false; /* the holders have ended */
         load_free(load);
+    }
+    if (s->pool->revoke_timer)
+        event_free(s->pool->revoke_timer);
     free(s->pool->logs);
     free(s->pool->log_used);
     free(s->pool);
     s->pool = NULL;
-}
-
-void rv_pool_preload(struct rv_supervisor *s)
-{
-    for (uint32_t i = 0; i < s->config->model_count; i++) {
-        const struct rv_config_model *c = &s->config->models[i];
-        struct rv_file_identity identity;
-        struct rv_model *model;
-        struct rv_error err = {0};
-        int fd;
-
-        if (!c->preload && !c->pin)
-            continue;
-        if (rv_catalog_find(s, c->name, &model, &fd, &identity, &err) < 0 ||
-            rv_load_join(s, model, fd, &identity, &(struct rv_wait_options){0}, &err) < 0)
-            rv_log_warning("%s is not preloaded: %s", c->name, err.message);
-        else if (c->pin)
-            model->pinned = true; /* another name of its file may be the entry at work */
-    }
-}
-
-bool rv_pool_is_preloading(const struct rv_supervisor *s)
-{
-    for (uint32_t i = 0; i < s->config->model_count; i++) {
-        const struct rv_config_model *c = &s->config->models[i];
-        const struct rv_model *model =
-            c->preload || c->pin ? rv_model_by_name((struct rv_state *)&s->state, c->name) : NULL;
-
-        if (model && model->load)
-            return true;
-    }
-    return false;
 }

@@ -1,9 +1,12 @@
 /*
  * The pool: which models are in memory, who has them, and how they get there.
  *
- * catalog.c finds the model of a request and says which file it is; load.c runs loaders, one per model however many
- * wait; lease.c gives and takes leases; policy.c decides who may have memory. One thread, the supervisor's. Model files
- * are never read here, arenas never mapped.
+ * catalog.c finds the model of a request and says which file it is; place.c says on which devices it is wanted; load.c
+ * runs loaders, one per model and place however many wait; lease.c gives and takes leases; policy.c decides who may
+ * have memory; park.c keeps requests until the devices are known; revoke.c clears a device that is gone. One thread,
+ * the supervisor's. Model files are never read here, arenas never mapped.
+ *
+ * A place is RV_HOST or a device's number. A file may lie in several: each has an entry of its own in the catalogue.
  */
 #ifndef RV_POOL_H
 #define RV_POOL_H
@@ -28,15 +31,15 @@ bool rv_pool_is_preloading(const struct rv_supervisor *s);
 /* ---- catalog.c ---- */
 
 /*
- * Finds or makes the catalogue entry of a configured name or an absolute path, and opens its file by O_PATH. On success
- * *ret_fd is the caller's, or -1 when the resident generation serves: the file is unchanged, or gone. Errors:
- * NO_SUCH_MODEL, NOT_PERMITTED, FILE, LIMIT.
+ * Finds or makes the catalogue entry of a configured name or an absolute path on a device, and opens its file by
+ * O_PATH. On success *ret_fd is the caller's, or -1 when the resident generation serves: the file is unchanged, or
+ * gone. Errors: NO_SUCH_MODEL, NOT_PERMITTED, FILE, LIMIT.
  */
-int rv_catalog_find(struct rv_supervisor *s, const char *name_or_path, struct rv_model **ret_model, int *ret_fd,
-                    struct rv_file_identity *ret_identity, struct rv_error *err);
+int rv_catalog_find(struct rv_supervisor *s, const char *name_or_path, int device, struct rv_model **ret_model,
+                    int *ret_fd, struct rv_file_identity *ret_identity, struct rv_error *err);
 
 /* The same for a client's own descriptor, which must be a readable regular file; it stays the caller's. */
-int rv_catalog_find_by_fd(struct rv_supervisor *s, int fd, struct rv_model **ret_model,
+int rv_catalog_find_by_fd(struct rv_supervisor *s, int fd, int device, struct rv_model **ret_model,
                           struct rv_file_identity *ret_identity, struct rv_error *err);
 
 /* ---- lease.c ---- */
@@ -46,13 +49,23 @@ void rv_lease_attach(struct rv_session *session, uint64_t id, const Rv__Attach *
 void rv_lease_detach(struct rv_session *session, uint64_t lease_id);
 void rv_lease_release_all(struct rv_session *session);
 
-/* Answers an attach whose generation is there; for load.c. */
+/* Answers an attach whose generation is there; for load.c. user: the device that will read it, which has memory of its
+ * own or reads the host's; RV_HOST = none. */
 struct rv_wait;
-void rv_lease_grant(struct rv_session *session, uint64_t id, struct rv_generation *generation, bool waited,
+void rv_lease_grant(struct rv_session *session, uint64_t id, struct rv_generation *generation, int user, bool waited,
                     uint64_t load_us);
 
-/* A superseded generation without leases is let go. */
-void rv_generation_release_if_unused(struct rv_generation *generation);
+/* A client's deadline in microseconds, within reason. */
+uint64_t rv_lease_deadline_us(uint64_t ms);
+
+/* For AttachReply and LoadAdmit; points into the arena. */
+void rv_lease_fill_arena(const struct rv_arena *arena, Rv__Arena *ret_message);
+
+/* Gives the memory of a generation without leases back, to the kernel or the device's holder. */
+void rv_generation_free(struct rv_supervisor *s, struct rv_generation *generation);
+
+/* The same for a superseded generation, if it has no leases. */
+void rv_generation_release_if_unused(struct rv_supervisor *s, struct rv_generation *generation);
 
 /* Who holds leases on a generation, for messages: "image/0 (pid 12), 2 others". */
 void rv_lease_holders(struct rv_supervisor *s, const struct rv_generation *generation, char *buffer, uint64_t size);
@@ -65,6 +78,7 @@ struct rv_wait_options {
     struct rv_session *session; /* NULL = nobody waits (preload) */
     uint64_t id;
     enum rv_wait_kind kind;
+    int user; /* RV_WAIT_ATTACH: as in rv_lease_grant */
     bool progress;
     uint64_t deadline_us; /* relative; 0 = none */
 };
@@ -80,12 +94,15 @@ int rv_load_join(struct rv_supervisor *s, struct rv_model *model, int file_fd, c
 /* The session is gone: it no longer waits. The loads go on. */
 void rv_load_forget_session(struct rv_supervisor *s, struct rv_session *session);
 
+/* The session's model request `id` no longer waits: it has been answered. */
+void rv_load_forget_request(struct rv_supervisor *s, struct rv_session *session, uint64_t id);
+
 /* Ends the load of a model, if any, with that error. */
 void rv_load_cancel(struct rv_supervisor *s, struct rv_model *model, const struct rv_error *err);
 void rv_load_cancel_all(struct rv_supervisor *s);
 
-/* Bytes granted to loads that are under way. */
-uint64_t rv_load_admitted_bytes(const struct rv_supervisor *s);
+/* Bytes granted to loads that are under way: of a device, or of the host (with the indexes of all). */
+uint64_t rv_load_admitted_bytes(const struct rv_supervisor *s, int device);
 void rv_load_progress_of(const struct rv_model *model, uint64_t *ret_done, uint64_t *ret_total);
 bool rv_load_session_waits(const struct rv_supervisor *s, const struct rv_session *session);
 
@@ -102,7 +119,11 @@ void rv_pool_model_request(struct rv_session *session, uint64_t id, const Resvis
 
 /* ---- policy.c ---- */
 
-/* May `bytes` more be allocated for this model? 0, or -ENOSPC with the reason and what could be done about it. */
-int rv_policy_admit(const struct rv_supervisor *s, const struct rv_model *model, uint64_t bytes, struct rv_error *err);
+/*
+ * May so many bytes more be allocated where this model lies, and for its index on the host? 0, or -ENOSPC with the
+ * reason and what could be done about it.
+ */
+int rv_policy_admit(const struct rv_supervisor *s, const struct rv_model *model, uint64_t arenas, uint64_t index,
+                    struct rv_error *err);
 
 #endif

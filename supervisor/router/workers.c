@@ -458,7 +458,7 @@ static void on_close(struct rv_peer *peer, const char *why, void *context)
 }
 
 /* What becomes of the job whose worker died. */
-static void decide(struct rv_router *router, struct rv_job_record *job, const char *worker, const char *cause,
+static void decide(struct rv_router *router, struct rv_job_record *job, const char *worker, int code, const char *cause,
                    const char *next)
 {
     struct rv_error err = {0};
@@ -469,6 +469,9 @@ static void decide(struct rv_router *router, struct rv_job_record *job, const ch
         (void)rv_error_set(&err, ETIMEDOUT, RV_CODE(DEADLINE),
                            "the job ran longer than the %llu ms that %s allows, and %s had to be ended",
                            (unsigned long long)(job->type->job_timeout_us / RV_MSEC), job->type_name, worker);
+    else if (code)
+        (void)rv_error_set(&err, EIO, code, "worker %s was ended while it ran this job: %s; the worker %s", worker,
+                           cause, next);
     else if (job->retry && job->attempts >= ATTEMPTS_MAX)
         (void)rv_error_set(&err, EIO, RV_CODE(QUARANTINED),
                            "its worker died in %u of %u attempts; the last was %s: %s; the worker %s", job->attempts,
@@ -479,7 +482,9 @@ static void decide(struct rv_router *router, struct rv_job_record *job, const ch
     rv_jobs_end(router, job, &err);
 }
 
-static void bury(struct rv_worker_entry *worker, const char *cause, const char *next)
+/* code: see WorkerGone. A device that is lost takes its jobs with it: another worker would have to do without it too.
+ */
+static void bury(struct rv_worker_entry *worker, int code, const char *cause, const char *next)
 {
     struct rv_router *router = worker->router;
     struct rv_type *type = worker->type;
@@ -496,10 +501,11 @@ static void bury(struct rv_worker_entry *worker, const char *cause, const char *
     if (job && worker->held && !job->cancelled && !job->overdue) { /* it never heard of the job */
         job->attempts--;
         put_back(worker);
-    } else if (job && job->retry && job->submit && job->attempts < ATTEMPTS_MAX && !job->cancelled && !job->overdue) {
+    } else if (job && job->retry && job->submit && job->attempts < ATTEMPTS_MAX && !job->cancelled && !job->overdue &&
+               code != RV_CODE(DEVICE_LOST)) {
         put_back(worker);
     } else if (job) {
-        decide(router, job, name, cause_text, next_text[0] ? next_text : "is not started again");
+        decide(router, job, name, code, cause_text, next_text[0] ? next_text : "is not started again");
     }
     rv_front_worker_gone(router, worker);
     free_worker(worker);
@@ -512,7 +518,7 @@ void rv_workers_gone(struct rv_router *router, const Rv__WorkerGone *gone)
     struct rv_worker_entry *worker = find(router, gone->worker);
 
     if (worker && worker->incarnation == gone->incarnation)
-        bury(worker, gone->cause, gone->next);
+        bury(worker, (int)gone->code, gone->cause, gone->next);
     else if (!worker)
         rv_ledger_heard(router, gone->worker);
 }
@@ -542,7 +548,7 @@ void rv_workers_channel(struct rv_router *router, struct rv_frame *frame)
         return;
     }
     if (worker)
-        bury(worker, "it was replaced", "was started again");
+        bury(worker, 0, "it was replaced", "was started again");
     worker = calloc(1, sizeof(*worker));
     if (!worker) {
         rv_log_error("no memory for the channel of worker %s", channel->worker);

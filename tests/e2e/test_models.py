@@ -30,7 +30,7 @@ def read_all(peer, model, **kwargs):
     """{name: (dtype, shape, bytes, digest)}, metadata and the AttachReply."""
     reply, index_fd, arena_fds = peer.attach(model, **kwargs)
     try:
-        with Index(index_fd, arena_fds) as index:
+        with Index(index_fd, arena_fds, reply) as index:
             found = {t.name: (t.dtype, t.shape, index.bytes_of(t), t.digest) for t in index}
             for name in found:
                 assert index.find(name).name == name
@@ -148,7 +148,7 @@ def test_a_changed_file_is_a_new_generation_and_the_old_one_lives_until_its_last
         found, _, second = read_all(bare.control, path)
         assert second.generation == 2
         assert {name: data for name, (_, _, data, _) in found.items()} == new_bytes
-        with Index(index_fd, arena_fds) as index:
+        with Index(index_fd, arena_fds, reply) as index:
             assert {t.name: index.bytes_of(t) for t in index} == old_bytes
         close_all(index_fd, arena_fds)
         model = bare.model(path)
@@ -176,10 +176,10 @@ def test_a_file_overwritten_in_place_does_not_change_what_clients_hold(bare):
     old = models.write_plain(path, seed=1)
     reply, index_fd, arena_fds = bare.control.attach(path)
     path.write_bytes(b"\0" * path.stat().st_size)
-    with Index(index_fd, arena_fds) as index:
+    with Index(index_fd, arena_fds, reply) as index:
         assert {t.name: index.bytes_of(t) for t in index} == old
     path.write_bytes(b"")
-    with Index(index_fd, arena_fds) as index:
+    with Index(index_fd, arena_fds, reply) as index:
         assert {t.name: index.bytes_of(t) for t in index} == old
     close_all(index_fd, arena_fds)
     assert reply.generation == 1

@@ -60,8 +60,8 @@ def test_a_file_without_tensors_is_a_model_without_tensors(bare, watched):
     path = bare.models / "none.safetensors"
     path.write_bytes(models.pack({"__metadata__": {"a": "b"}}))
     with watched(bare):
-        peer, _, index_fd, arena_fds = attach(bare, path)
-        with Index(index_fd, arena_fds) as index:
+        peer, reply, index_fd, arena_fds = attach(bare, path)
+        with Index(index_fd, arena_fds, reply) as index:
             assert index.tensor_count == 0 and list(index) == []
             assert index.find("a") is None and index.metadata() == '{"a":"b"}'
         finish(peer, index_fd, arena_fds)
@@ -75,7 +75,7 @@ def test_a_million_tensors(bare, watched):
     data = models.write_many_tensors(path, count)
     with watched(bare):
         peer, reply, index_fd, arena_fds = attach(bare, path, timeout=60)
-        with Index(index_fd, arena_fds) as index:
+        with Index(index_fd, arena_fds, reply) as index:
             assert index.tensor_count == count
             for number in (0, 1, 4711, 499_999, count - 1):
                 found = index.find(f"t.{number}")
@@ -201,12 +201,12 @@ def test_a_file_written_while_it_is_loaded_is_never_a_mixture_of_two_moments(mak
             changed = 0
             for _ in range(8):
                 try:
-                    peer, _, index_fd, arena_fds = attach(service, path)
+                    peer, reply, index_fd, arena_fds = attach(service, path)
                 except Refused as error:
                     assert error.code == rpc_pb2.ERROR_MODEL_CHANGED
                     changed += 1
                     continue
-                with Index(index_fd, arena_fds) as index:
+                with Index(index_fd, arena_fds, reply) as index:
                     assert is_one_moment(index.bytes_of(index.at(0)))
                 finish(peer, index_fd, arena_fds)
         assert changed > 0
@@ -230,11 +230,11 @@ def test_a_file_replaced_while_it_is_loaded_gives_one_of_the_two_whole(make_serv
         with Rewriter(change):
             for _ in range(8):
                 try:
-                    peer, _, index_fd, arena_fds = attach(service, path)
+                    peer, reply, index_fd, arena_fds = attach(service, path)
                 except Refused as error:
                     assert error.code == rpc_pb2.ERROR_MODEL_CHANGED
                     continue
-                with Index(index_fd, arena_fds) as index:
+                with Index(index_fd, arena_fds, reply) as index:
                     assert {t.name: index.bytes_of(t) for t in index} in contents
                 finish(peer, index_fd, arena_fds)
         if service.model(path).state == "RESIDENT":
@@ -255,11 +255,11 @@ def test_a_file_truncated_while_it_is_loaded_is_refused(make_service, watched):
         with Rewriter(change):
             for _ in range(10):
                 try:
-                    peer, _, index_fd, arena_fds = attach(service, path)
+                    peer, reply, index_fd, arena_fds = attach(service, path)
                 except Refused as error:
                     assert error.code in (rpc_pb2.ERROR_MODEL_CHANGED, rpc_pb2.ERROR_MODEL_INVALID, rpc_pb2.ERROR_FILE)
                     continue
-                with Index(index_fd, arena_fds) as index:
+                with Index(index_fd, arena_fds, reply) as index:
                     assert len(list(index)) == 8
                 finish(peer, index_fd, arena_fds)
         if service.model(path).state == "RESIDENT":

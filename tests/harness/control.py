@@ -6,9 +6,11 @@ import os
 import select
 import socket
 
+from . import placement
 from .protos import FRAME_MAX, PROTOCOL_VERSION, control_pb2, rpc_pb2
 
 FDS_MAX = 253
+CUDA_IPC = 3  # enum rv_backend_id: the one without descriptors
 TIMEOUT_S = 30.0
 
 
@@ -121,16 +123,18 @@ class ControlPeer:
 
     # ---- requests ----
 
-    def attach(self, model, fd=None, want_progress=False, deadline_ms=0, timeout=TIMEOUT_S):
+    def attach(self, model, fd=None, want_progress=False, deadline_ms=0, timeout=TIMEOUT_S, device=placement.DEVICE):
         """(AttachReply, index descriptor, [arena descriptors])."""
         frame = control_pb2.Frame(
             attach=control_pb2.Attach(
-                model=str(model), by_descriptor=fd is not None, want_progress=want_progress, deadline_ms=deadline_ms
+                model=str(model), by_descriptor=fd is not None, want_progress=want_progress, deadline_ms=deadline_ms,
+                device=device,
             )
         )
         answer, fds = self.request(frame, [fd] if fd is not None else [], timeout)
         assert answer.WhichOneof("body") == "attach_reply", answer
-        assert len(fds) == 1 + len(answer.attach_reply.arenas), (answer, fds)
+        with_descriptor = [arena for arena in answer.attach_reply.arenas if arena.backend != CUDA_IPC]
+        assert len(fds) == 1 + len(with_descriptor), (answer, fds)
         return answer.attach_reply, fds[0], fds[1:]
 
     def detach(self, lease_id):
@@ -139,8 +143,9 @@ class ControlPeer:
     def status(self):
         return self.request(control_pb2.Frame(status_request=rpc_pb2.StatusRequest()))[0].status
 
-    def model(self, action, model, timeout=TIMEOUT_S):
-        frame = control_pb2.Frame(model_request=rpc_pb2.ModelRequest(action=action, model=str(model)))
+    def model(self, action, model, timeout=TIMEOUT_S, device=placement.DEVICE):
+        request = rpc_pb2.ModelRequest(action=action, model=str(model), device=device)
+        frame = control_pb2.Frame(model_request=request)
         return self.request(frame, timeout=timeout)[0].model_status
 
     def rpc(self, request, timeout=TIMEOUT_S):

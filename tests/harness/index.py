@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import xxhash
 
+from . import placement
+
 MAGIC = b"RVINDEX\n"
 VERSION = 1
 BYTE_ORDER = 0x01020304
@@ -20,6 +22,7 @@ DTYPES = (
     "NONE BOOL U8 I8 F8_E4M3 F8_E5M2 U16 I16 F16 BF16 U32 I32 F32 U64 I64 F64 C64 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ BLOB"
 ).split()
 ALIGNMENT = 256
+MEMFD = 1  # enum rv_backend_id
 
 assert HEADER.size == 192 and ARENA.size == 16 and ENTRY.size == 120
 
@@ -35,17 +38,25 @@ class Tensor(NamedTuple):
 
 
 class Index:
-    """Maps index and arenas read-only. Owns neither descriptor; close() ends the maps."""
+    """Maps index and arenas read-only. Owns neither descriptor; close() ends the maps.
 
-    def __init__(self, index_fd, arena_fds):
-        for fd in [index_fd, *arena_fds]:
+    reply: the AttachReply, for models that may lie on a device; then the driver maps the arenas.
+    """
+
+    def __init__(self, index_fd, arena_fds, reply=None):
+        on_device = reply is not None and any(arena.backend != MEMFD for arena in reply.arenas)
+        for fd in [index_fd] if on_device else [index_fd, *arena_fds]:
             seals = fcntl.fcntl(fd, F_GET_SEALS)
             assert seals & SEALS_WANTED == SEALS_WANTED, f"seals are {seals:#x}"
         self.map = mmap.mmap(index_fd, os.fstat(index_fd).st_size, mmap.MAP_SHARED, mmap.PROT_READ)
-        self.arenas = [
-            mmap.mmap(fd, os.fstat(fd).st_size, mmap.MAP_SHARED, mmap.PROT_READ) if os.fstat(fd).st_size else b""
-            for fd in arena_fds
-        ]
+        self.arenas = (
+            placement.open_arenas(reply, arena_fds)
+            if on_device
+            else [
+                mmap.mmap(fd, os.fstat(fd).st_size, mmap.MAP_SHARED, mmap.PROT_READ) if os.fstat(fd).st_size else b""
+                for fd in arena_fds
+            ]
+        )
         (
             magic, version, order, self.total_size, self.tensor_count, self.slot_count, self.arena_count, self.flags,
             self.arenas_offset, self.slots_offset, self.entries_offset, self.names_offset, self.names_length,
@@ -53,7 +64,7 @@ class Index:
         ) = HEADER.unpack_from(self.map, 0)  # fmt: skip
         assert (magic, version, order) == (MAGIC, VERSION, BYTE_ORDER)
         assert self.total_size <= len(self.map)
-        assert self.arena_count == len(arena_fds)
+        assert self.arena_count == len(self.arenas)
         assert self.slot_count >= 2 and self.slot_count & (self.slot_count - 1) == 0
         assert self.slot_count >= 2 * self.tensor_count
 

@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 
-from . import procfs
+from . import placement, procfs
 from .control import ControlPeer
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -71,7 +71,7 @@ class Service:
         self.config = {"model_folders": [str(self.models)], **(config or {})}
         self.config_file = self.folder / "resvisor.yaml"
         self.log_file = self.folder / "resvisor.log"
-        self.env = {**os.environ, "RESVISOR_RUNTIME_DIR": str(self.runtime), **(env or {})}
+        self.env = {**os.environ, **placement.environment(), "RESVISOR_RUNTIME_DIR": str(self.runtime), **(env or {})}
         self.env.pop("RESVISOR_CONFIG", None)
         self.process = None
         self.before = set()
@@ -82,7 +82,7 @@ class Service:
     # ---- life ----
 
     def write_config(self):
-        self.config_file.write_text(json.dumps(self.config, indent=2))
+        self.config_file.write_text(json.dumps(placement.configure(self.config), indent=2))
 
     def spawn(self, *arguments):
         """Starts the keeper and returns the descriptor on which readiness will be written."""
@@ -217,7 +217,8 @@ class Service:
         return self.type(type_name).workers[number]
 
     def model(self, name):
-        return next((m for m in self.status().models if m.name == str(name)), None)
+        found = [m for m in self.status().models if m.name == str(name)]
+        return next((m for m in found if m.device == placement.DEVICE), found[0] if found else None)
 
     def wait_worker(self, type_name, state="READY", starts=None, number=0, timeout=START_S):
         """Waits for a worker's state (and number of starts); the WorkerStatus."""

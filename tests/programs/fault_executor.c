@@ -136,6 +136,35 @@ static uint64_t sum_bytes(uint64_t sum, const void *data, uint64_t length)
     return sum;
 }
 
+/* Where the CPU cannot read the memory, the library copies it out through the device's driver. */
+static bool is_on_device(const struct rv_lease *lease)
+{
+    struct rv_lease_info info = {.struct_size = sizeof(info)};
+
+    return rv_lease_get_info(lease, &info) == 0 && strcmp(info.backend, "memfd") != 0;
+}
+
+static int sum_tensor(const struct rv_lease *lease, const struct rv_tensor *tensor, bool on_device, uint64_t *sum,
+                      struct rv_failure *err)
+{
+    static unsigned char chunk[256 * 1024];
+
+    if (!on_device) {
+        *sum = sum_bytes(*sum, tensor->data, tensor->length);
+        return 0;
+    }
+    for (uint64_t at = 0; at < tensor->length;) {
+        uint64_t left = tensor->length - at, n = left < sizeof(chunk) ? left : sizeof(chunk);
+        int r = rv_tensor_read(lease, tensor->name, at, chunk, n, err);
+
+        if (r < 0)
+            return r;
+        *sum = sum_bytes(*sum, chunk, n);
+        at += n;
+    }
+    return 0;
+}
+
 /* Turns over every bit of every tensor: only this process may see it. */
 static void write_weights(struct rv_execution *execution)
 {
@@ -154,11 +183,16 @@ static int add_report(struct rv_execution *execution, struct rv_failure *err)
     char text[256];
 
     for (uint32_t l = 0; l < execution->lease_count; l++) {
+        bool on_device = is_on_device(execution->leases[l]);
         struct rv_tensor tensor;
         uint64_t bytes = 0;
 
-        for (uint64_t i = 0; rv_tensor_at(execution->leases[l], i, &tensor) == 0; i++, tensors++)
-            sum = sum_bytes(sum, tensor.data, tensor.length);
+        for (uint64_t i = 0; rv_tensor_at(execution->leases[l], i, &tensor) == 0; i++, tensors++) {
+            int r = sum_tensor(execution->leases[l], &tensor, on_device, &sum, err);
+
+            if (r < 0)
+                return r;
+        }
         if (rv_lease_copied_bytes(execution->leases[l], &bytes) == 0)
             copied += bytes;
         if (rv_lease_verify(execution->leases[l], NULL) < 0)

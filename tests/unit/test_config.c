@@ -524,6 +524,93 @@ static void test_the_document_matches_the_table(void **state)
     free(text);
 }
 
+static void test_devices_have_names_shares_and_a_place_in_types(void **state)
+{
+    static const char uuid[] = "GPU-0123abcd-0123-4567-89ab-0123456789ab";
+    char text[1024], executor[128], *shown = NULL;
+    const char *sets[] = {"devices.cuda:1.budget=3GiB", "cuda.reserve=1GiB", NULL};
+    struct rv_config *c;
+    size_t length;
+    FILE *out;
+
+    (void)state;
+    (void)snprintf(text, sizeof(text),
+                   "cuda:\n  revoke_timeout: 3s\n"
+                   "devices:\n  cuda:0:\n    backend: cuda-ipc\n    budget: 50%%\n"
+                   "  cuda:1: {budget: 1GiB}\n  %s: {backend: memfd}\n"
+                   "types:\n  a: {executor: %s/executor.so, device: cuda:1}\n"
+                   "  b: {executor: %s/executor.so, device: %s}\n  c: {executor: %s/executor.so}\n",
+                   uuid, folder, folder, uuid, folder);
+    c = load_good(text, sets);
+    assert_string_equal(c->cuda, "auto");
+    assert_int_equal(c->revoke_timeout_us, 3000000);
+    assert_int_equal(c->cuda_reserve, 1 << 30);
+    assert_int_equal(c->device_count, 3);
+    assert_string_equal(c->devices[0].name, "cuda:0");
+    assert_string_equal(c->devices[0].backend, "cuda-ipc");
+    assert_true(c->devices[0].budget == 0 && c->devices[0].budget_percent == 50);
+    assert_true(c->devices[1].budget == 3ull << 30 && c->devices[1].budget_percent == 0);
+    assert_true(c->devices[2].budget == 0 && c->devices[2].budget_percent == 90);
+    assert_string_equal(c->devices[2].name, uuid);
+    assert_string_equal(c->types[0].device, "cuda:1");
+    assert_string_equal(c->types[1].device, uuid);
+    assert_string_equal(c->types[2].device, "auto");
+    for (int json = 0; json < 2; json++) {
+        out = open_memstream(&shown, &length);
+        rv_config_show(c, out, json);
+        assert_int_equal(fclose(out), 0);
+        assert_non_null(strstr(shown, "devices.cuda:0.budget"));
+        assert_non_null(strstr(shown, "50%"));
+        assert_non_null(strstr(shown, json ? "3221225472" : "3 GiB"));
+        free(shown);
+    }
+    rv_config_destroy(c);
+
+    assert_int_equal(setenv("RESVISOR_CUDA_ENABLED", "off", 1), 0);
+    (void)snprintf(executor, sizeof(executor), "types: {a: {executor: %s/executor.so, device: cuda:0}}\n", folder);
+    refused(executor, "c.yaml:1: types.a.device: is cuda:0, but cuda.enabled is off; allowed: host");
+    assert_int_equal(unsetenv("RESVISOR_CUDA_ENABLED"), 0);
+}
+
+static void test_wrong_devices_are_refused_with_a_suggestion(void **state)
+{
+    static const struct {
+        const char *text, *piece;
+    } rows[] = {
+        {"devices:\n  gpu0: {}\n", "c.yaml:2: devices: \"gpu0\" is not a device, did you mean \"cuda:0\"?"},
+        {"devices: {CUDA:3: {}}\n", "did you mean \"cuda:3\"?"},
+        {"devices: {cuda: {}}\n", "did you mean \"cuda:0\"?"},
+        {"devices: {\"1\": {}}\n", "did you mean \"cuda:1\"?"},
+        {"devices: {\"\": {}}\n", "\"\" is not a device; allowed: cuda:0 to cuda:15"},
+        {"devices: {cuda:16: {}}\n", "\"cuda:16\" is not a device; allowed: cuda:0 to cuda:15"},
+        {"devices: {cuda:01: {}}\n", "\"cuda:01\" is not a device; allowed"},
+        {"devices: {cuda:1x: {}}\n", "\"cuda:1x\" is not a device; allowed"},
+        {"devices: {GPU-12: {}}\n", "\"GPU-12\" is not a device; allowed"},
+        {"devices: {GPU-0123ABCD-0123-4567-89AB-0123456789AB: {}}\n",
+         "did you mean \"GPU-0123abcd-0123-4567-89ab-0123456789ab\"?"},
+        {"devices: {MIG-0123abcd-0123-4567-89ab-0123456789ab: {}}\n", "is not a device; allowed"},
+        {"devices: {cuda:0: 5}\n", "devices.cuda:0: is a single value; allowed: a map"},
+        {"devices: {cuda:0: {budget: 120%}}\n", "devices.cuda:0.budget: \"120%\" is more than 100%; allowed: a size"},
+        {"devices: {cuda:0: {budget: 0%}}\n", "is not a whole percentage"},
+        {"devices: {cuda:0: {budget: 1.5%}}\n", "is not a whole percentage"},
+        {"devices: {cuda:0: {budget: x%}}\n", "is not a percentage"},
+        {"devices: {cuda:0: {budgte: 1}}\n", "devices.cuda:0.budgte: unknown key, did you mean \"budget\"?"},
+        {"devices: {cuda:0: {backend: cuda-vm}}\n", "did you mean \"cuda-vmm\"?"},
+        {"devices: {cuda:0: {}, cuda:0: {}}\n", "is here twice"},
+        {"pool: {backend: cuda-vmm}\n", "allowed: memfd"},
+        {"cuda: {enabled: on}\n", "auto, off"},
+        {"types: {a: {executor: image, device: hots}}\n", "types.a.device: is not known, did you mean \"host\"?"},
+        {"types: {a: {executor: image, device: gpu}}\n", "types.a.device: \"gpu\" is not a device, did you mean"},
+        {"types: {a: {executor: image, device: tpu:0}}\n", "auto and host are allowed too"},
+    };
+
+    (void)state;
+    for (unsigned i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
+        refused(rows[i].text, rows[i].piece);
+    refused_flag("devices.cuda:0.budgte=1", "devices.cuda:0.budgte: unknown key, did you mean \"budget\"?");
+    refused_flag("devices.gpu0.budget=1", "did you mean \"cuda:0\"?");
+}
+
 static int setup(void **state)
 {
     (void)state;
@@ -567,6 +654,8 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_the_runtime_directory_is_found_without_the_rest, setup, teardown),
         cmocka_unit_test_setup_teardown(test_sizes_and_durations_for_people, setup, teardown),
         cmocka_unit_test_setup_teardown(test_the_json_of_show_is_whole, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_devices_have_names_shares_and_a_place_in_types, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_wrong_devices_are_refused_with_a_suggestion, setup, teardown),
         cmocka_unit_test(test_the_document_matches_the_table),
     };
 

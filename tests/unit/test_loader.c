@@ -9,8 +9,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -19,143 +17,28 @@
 #include <xxhash.h>
 
 #include "clock.h"
-#include "frame.h"
 #include "index.h"
+#include "loader_drive.h"
 #include "memory.h"
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
-#define WAIT_US 60000000u /* a loader that says nothing for so long is a failure */
-
-/* ---- files ----------------------------------------------------------------------------------------------------- */
-
-static char directory[] = "/var/tmp/test_loader_XXXXXX"; /* not /tmp: that may be a tmpfs, which knows no O_DIRECT */
-static char path[128];
-
-static uint8_t pattern(uint64_t i)
+static void send_start(const struct drive *l, int file, const char *format, uint32_t direct, uint32_t huge)
 {
-    return (uint8_t)((i * 2654435761u) >> 13 ^ i >> 7);
-}
-
-/* Writes a file: length prefix (0 = the header's own), header, data bytes of the pattern. Returns an open descriptor.
- */
-static int make_file(const char *name, uint64_t prefix, const char *header, uint64_t data)
-{
-    static uint8_t block[1 << 20];
-    uint64_t n = prefix ? prefix : strlen(header);
-    FILE *f;
-
-    (void)snprintf(path, sizeof(path), "%s/%s", directory, name);
-    f = fopen(path, "we");
-    assert_non_null(f);
-    assert_int_equal(fwrite(&n, 1, 8, f), 8);
-    assert_int_equal(fwrite(header, 1, strlen(header), f), strlen(header));
-    for (uint64_t i = 0; i < data; i += sizeof(block)) {
-        uint64_t part = data - i < sizeof(block) ? data - i : sizeof(block);
-
-        for (uint64_t k = 0; k < part; k++)
-            block[k] = pattern(i + k);
-        assert_int_equal(fwrite(block, 1, part, f), part);
-    }
-    assert_int_equal(fflush(f), 0);
-    assert_int_equal(fdatasync(fileno(f)), 0); /* so that dropping it from the cache can work */
-    assert_int_equal(fclose(f), 0);
-    return open(path, O_RDONLY | O_CLOEXEC);
-}
-
-/* ---- a loader -------------------------------------------------------------------------------------------------- */
-
-struct loader {
-    int socket;
-    pid_t pid;
-};
-
-static struct loader start_loader(const char *way)
-{
-    struct loader l;
-    int pair[2];
-
-    assert_int_equal(rv_frame_pair(pair), 0);
-    l.pid = fork();
-    assert_true(l.pid >= 0);
-    if (l.pid == 0) {
-        (void)dup2(pair[1], 3);
-        if (pair[1] == 3)
-            (void)fcntl(3, F_SETFD, 0);
-        (void)setenv("RESVISOR_CONTROL_FD", "3", 1);
-        if (way)
-            (void)setenv("RESVISOR_LOADER_READER", way, 1);
-        (void)execl(RV_LOADER, "resvisor-loader", (char *)NULL);
-        _exit(127);
-    }
-    (void)close(pair[1]);
-    l.socket = pair[0];
-    return l;
-}
-
-static struct rv_frame receive(const struct loader *l)
-{
-    struct rv_frame frame = RV_FRAME_INIT;
-
-    for (;;) { /* progress may come at any time */
-        assert_int_equal(rv_frame_wait(l->socket, &frame, WAIT_US), 1);
-        if (frame.message->body_case != RV__FRAME__BODY_LOAD_PROGRESS)
-            return frame;
-        assert_true(frame.message->load_progress->bytes_done <= frame.message->load_progress->bytes_total);
-        rv_frame_fini(&frame);
-    }
-}
-
-static void greet(const struct loader *l)
-{
-    struct rv_frame frame = receive(l);
-    Rv__Frame message = RV__FRAME__INIT;
-    Rv__HelloReply reply = RV__HELLO_REPLY__INIT;
-
-    assert_int_equal(frame.message->body_case, RV__FRAME__BODY_HELLO);
-    assert_int_equal(frame.message->hello->role, RV__ROLE__ROLE_LOADER);
-    assert_int_equal(frame.message->hello->version, RV_PROTOCOL_VERSION);
-    assert_int_equal(frame.message->hello->pid, l->pid);
-    reply.version = RV_PROTOCOL_VERSION;
-    message.id = frame.message->id;
-    message.body_case = RV__FRAME__BODY_HELLO_REPLY;
-    message.hello_reply = &reply;
-    assert_int_equal(rv_frame_send(l->socket, &message, NULL, 0, WAIT_US), 0);
-    rv_frame_fini(&frame);
-}
-
-static void send_start(const struct loader *l, int file, const char *format, uint32_t direct, uint32_t huge)
-{
-    Rv__Frame message = RV__FRAME__INIT;
     Rv__LoadStart start = RV__LOAD_START__INIT;
 
-    start.path = path;
+    start.path = drive_path;
     start.format = (char *)format;
     start.direct = direct;
     start.huge_pages = huge;
     start.backend = RV_BACKEND_MEMFD;
-    message.body_case = RV__FRAME__BODY_LOAD_START;
-    message.load_start = &start;
-    assert_int_equal(rv_frame_send(l->socket, &message, &file, 1, WAIT_US), 0);
+    drive_send_start(l, file, &start);
 }
 
-static void send_admit(const struct loader *l)
+static void send_admit(const struct drive *l)
 {
-    Rv__Frame message = RV__FRAME__INIT;
     Rv__LoadAdmit admit = RV__LOAD_ADMIT__INIT;
 
-    message.body_case = RV__FRAME__BODY_LOAD_ADMIT;
-    message.load_admit = &admit;
-    assert_int_equal(rv_frame_send(l->socket, &message, NULL, 0, WAIT_US), 0);
-}
-
-static void end_loader(struct loader *l, int code)
-{
-    int status;
-
-    (void)close(l->socket);
-    assert_int_equal(waitpid(l->pid, &status, 0), l->pid);
-    assert_true(WIFEXITED(status));
-    assert_int_equal(WEXITSTATUS(status), code);
+    drive_send_admit(l, &admit);
 }
 
 /* ---- a load and what came of it -------------------------------------------------------------------------------- */
@@ -194,7 +77,7 @@ static void check_done(struct rv_frame *frame, struct loaded *ret)
     (void)snprintf(ret->method, sizeof(ret->method), "%s", done->method);
 }
 
-/* Every tensor: alignment, digest, and (bytes from the pattern at data_offset) content. */
+/* Every tensor: alignment, digest, and (bytes from the drive_pattern at data_offset) content. */
 static void check_tensors(const struct loaded *l)
 {
     uint64_t at = 0;
@@ -208,7 +91,7 @@ static void check_tensors(const struct loaded *l)
         assert_ptr_equal(rv_index_find(&l->index, name, strlen(name)), e);
         assert_int_equal(e->offset % RV_TENSOR_ALIGN, 0);
         for (uint64_t k = 0; k < e->length; k++)
-            if (l->bytes[e->offset + k] != pattern(at + k))
+            if (l->bytes[e->offset + k] != drive_pattern(at + k))
                 fail_msg("tensor %u differs at byte %llu", i, (unsigned long long)k);
         XXH128_canonicalFromHash(&digest, XXH3_128bits(e->length ? l->bytes + e->offset : NULL, e->length));
         assert_memory_equal(digest.digest, e->digest, 16);
@@ -226,13 +109,13 @@ static void loaded_fini(struct loaded *l)
 /* A load that must succeed. */
 static void load_good(int file, const char *format, const char *way, uint32_t direct, uint32_t huge, struct loaded *ret)
 {
-    struct loader l = start_loader(way);
+    struct drive l = drive_start_loader(way);
     struct rv_frame frame;
     uint64_t planned, tensors;
 
-    greet(&l);
+    drive_greet(&l);
     send_start(&l, file, format, direct, huge);
-    frame = receive(&l);
+    frame = drive_receive(&l);
     if (frame.message->body_case == RV__FRAME__BODY_ERROR)
         fail_msg("%s", frame.message->error->message);
     assert_int_equal(frame.message->body_case, RV__FRAME__BODY_LOAD_PLAN);
@@ -240,32 +123,32 @@ static void load_good(int file, const char *format, const char *way, uint32_t di
     tensors = frame.message->load_plan->tensors;
     rv_frame_fini(&frame);
     send_admit(&l);
-    frame = receive(&l);
+    frame = drive_receive(&l);
     if (frame.message->body_case == RV__FRAME__BODY_ERROR)
         fail_msg("%s", frame.message->error->message);
     check_done(&frame, ret);
     assert_true(ret->size <= planned);
     assert_int_equal(rv_index_count(&ret->index), tensors);
     rv_frame_fini(&frame);
-    end_loader(&l, 0);
+    drive_end_loader(&l, 0);
     (void)close(file);
 }
 
 /* A load that must fail before anything is allocated, with this code and these words. */
 static void load_bad(int file, const char *format, int code, const char *words)
 {
-    struct loader l = start_loader(NULL);
+    struct drive l = drive_start_loader(NULL);
     struct rv_frame frame;
 
     assert_true(file >= 0);
-    greet(&l);
+    drive_greet(&l);
     send_start(&l, file, format, 0, RV_HUGE_OFF);
-    frame = receive(&l);
+    frame = drive_receive(&l);
     assert_int_equal(frame.message->body_case, RV__FRAME__BODY_ERROR);
     if (frame.message->error->code != (Resvisor__V1__ErrorCode)code || !strstr(frame.message->error->message, words))
         fail_msg("code %d: %s", frame.message->error->code, frame.message->error->message);
     rv_frame_fini(&frame);
-    end_loader(&l, 1);
+    drive_end_loader(&l, 1);
     (void)close(file);
 }
 
@@ -288,7 +171,7 @@ static void test_every_dtype(void **state)
         at = end;
     }
     (void)sprintf(p, "}");
-    load_good(make_file("dtypes.safetensors", 0, header, at), "auto", NULL, 0, RV_HUGE_OFF, &l);
+    load_good(drive_make_file("dtypes.safetensors", 0, header, at), "auto", NULL, 0, RV_HUGE_OFF, &l);
     assert_int_equal(rv_index_count(&l.index), RV_INDEX_BLOB - 1);
     assert_string_equal(rv_index_metadata(&l.index, NULL), "{\"format\":\"pt\"}");
     for (uint32_t d = 1; d < RV_INDEX_BLOB; d++) {
@@ -334,7 +217,7 @@ static void test_every_way_to_read(void **state)
     (void)sprintf(p, "} ");
     for (unsigned i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
         struct loaded l = {0};
-        int file = make_file("ways.safetensors", 0, header, at);
+        int file = drive_make_file("ways.safetensors", 0, header, at);
 
         if (ways[i].drop)
             assert_int_equal(posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED), 0);
@@ -352,8 +235,8 @@ static void test_huge_pages_auto(void **state)
     struct loaded l = {0};
 
     (void)state;
-    load_good(make_file("huge.safetensors", 0,
-                        "{\"a\":{\"dtype\":\"U8\",\"shape\":[3000001],\"data_offsets\":[0,3000001]}}", 3000001),
+    load_good(drive_make_file("huge.safetensors", 0,
+                              "{\"a\":{\"dtype\":\"U8\",\"shape\":[3000001],\"data_offsets\":[0,3000001]}}", 3000001),
               "auto", NULL, 0, RV_HUGE_AUTO, &l);
     check_tensors(&l);
     loaded_fini(&l);
@@ -364,28 +247,15 @@ static void test_no_tensors(void **state)
     struct loaded l = {0};
 
     (void)state;
-    load_good(make_file("none.safetensors", 0, "{}", 0), "auto", NULL, 0, RV_HUGE_OFF, &l);
+    load_good(drive_make_file("none.safetensors", 0, "{}", 0), "auto", NULL, 0, RV_HUGE_OFF, &l);
     assert_int_equal(rv_index_count(&l.index), 0);
     assert_int_equal(l.size, 0);
     loaded_fini(&l);
-    load_good(
-        make_file("only-empty.safetensors", 0, "{\"e\":{\"dtype\":\"F32\",\"shape\":[0,7],\"data_offsets\":[0,0]}}", 0),
-        "auto", NULL, 0, RV_HUGE_OFF, &l);
+    load_good(drive_make_file("only-empty.safetensors", 0,
+                              "{\"e\":{\"dtype\":\"F32\",\"shape\":[0,7],\"data_offsets\":[0,0]}}", 0),
+              "auto", NULL, 0, RV_HUGE_OFF, &l);
     check_tensors(&l);
     loaded_fini(&l);
-}
-
-static int make_blob(const char *name, uint64_t size)
-{
-    FILE *f;
-
-    (void)snprintf(path, sizeof(path), "%s/%s", directory, name);
-    f = fopen(path, "we");
-    assert_non_null(f);
-    for (uint64_t i = 0; i < size; i++)
-        (void)fputc(pattern(i), f);
-    assert_int_equal(fclose(f), 0);
-    return open(path, O_RDONLY | O_CLOEXEC);
 }
 
 static void test_blob(void **state)
@@ -397,7 +267,7 @@ static void test_blob(void **state)
         struct loaded l = {0};
         const struct rv_index_entry *e;
 
-        load_good(make_blob("some.gguf", sizes[i]), "auto", NULL, 0, RV_HUGE_OFF, &l);
+        load_good(drive_make_blob("some.gguf", sizes[i]), "auto", NULL, 0, RV_HUGE_OFF, &l);
         e = rv_index_find(&l.index, "blob", 4);
         assert_non_null(e);
         assert_int_equal(e->dtype, RV_INDEX_BLOB);
@@ -414,13 +284,13 @@ static void test_format(void **state)
     struct loaded l = {0};
 
     (void)state;
-    load_good(make_file("weights.bin", 0, one, 2), "auto", NULL, 0, RV_HUGE_OFF, &l);
+    load_good(drive_make_file("weights.bin", 0, one, 2), "auto", NULL, 0, RV_HUGE_OFF, &l);
     assert_non_null(rv_index_find(&l.index, "a", 1));
     loaded_fini(&l);
-    load_good(make_file("weights.safetensors", 0, one, 2), "blob", NULL, 0, RV_HUGE_OFF, &l);
+    load_good(drive_make_file("weights.safetensors", 0, one, 2), "blob", NULL, 0, RV_HUGE_OFF, &l);
     assert_non_null(rv_index_find(&l.index, "blob", 4));
     loaded_fini(&l);
-    load_bad(make_blob("x.bin", 100), "safetensors", ERROR(MODEL_INVALID), "header of");
+    load_bad(drive_make_blob("x.bin", 100), "safetensors", ERROR(MODEL_INVALID), "header of");
 }
 
 /* ---- bad files ------------------------------------------------------------------------------------------------- */
@@ -455,23 +325,23 @@ static void test_bad_files(void **state)
 {
     (void)state;
     for (unsigned i = 0; i < sizeof(bad) / sizeof(bad[0]); i++)
-        load_bad(make_file("bad.safetensors", bad[i].prefix, bad[i].header, bad[i].data), "auto", bad[i].code,
+        load_bad(drive_make_file("bad.safetensors", bad[i].prefix, bad[i].header, bad[i].data), "auto", bad[i].code,
                  bad[i].words);
-    load_bad(make_blob("empty.safetensors", 0), "auto", ERROR(MODEL_INVALID), "too short");
-    load_bad(open(directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC), "auto", ERROR(FILE), "not a regular file");
+    load_bad(drive_make_blob("empty.safetensors", 0), "auto", ERROR(MODEL_INVALID), "too short");
+    load_bad(open(drive_directory, O_RDONLY | O_DIRECTORY | O_CLOEXEC), "auto", ERROR(FILE), "not a regular file");
 }
 
 /* The file changes between plan and admission: found, whatever way it is read. */
 static void change_while_loading(const char *way, bool truncate_it)
 {
-    int file = make_file("changing.safetensors", 0, "{" U8("a", "0", "100000", "100000") "}", 100000);
-    struct loader l = start_loader(way);
+    int file = drive_make_file("changing.safetensors", 0, "{" U8("a", "0", "100000", "100000") "}", 100000);
+    struct drive l = drive_start_loader(way);
     struct rv_frame frame;
-    int writer = open(path, O_WRONLY | O_CLOEXEC);
+    int writer = open(drive_path, O_WRONLY | O_CLOEXEC);
 
-    greet(&l);
+    drive_greet(&l);
     send_start(&l, file, "auto", 0, RV_HUGE_OFF);
-    frame = receive(&l);
+    frame = drive_receive(&l);
     assert_int_equal(frame.message->body_case, RV__FRAME__BODY_LOAD_PLAN);
     rv_frame_fini(&frame);
     if (truncate_it)
@@ -479,11 +349,11 @@ static void change_while_loading(const char *way, bool truncate_it)
     else
         assert_int_equal(pwrite(writer, "new", 3, 90000), 3);
     send_admit(&l);
-    frame = receive(&l);
+    frame = drive_receive(&l);
     assert_int_equal(frame.message->body_case, RV__FRAME__BODY_ERROR);
     assert_int_equal(frame.message->error->code, ERROR(MODEL_CHANGED));
     rv_frame_fini(&frame);
-    end_loader(&l, 1);
+    drive_end_loader(&l, 1);
     (void)close(writer);
     (void)close(file);
 }
@@ -505,33 +375,33 @@ static void test_refusal_and_closed_channel_end_it(void **state)
 {
     Rv__Frame message = RV__FRAME__INIT;
     Resvisor__V1__Error error = RESVISOR__V1__ERROR__INIT;
-    struct loader l;
+    struct drive l;
     struct rv_frame frame;
-    int file = make_file("one.safetensors", 0, "{" U8("a", "0", "1", "1") "}", 1);
+    int file = drive_make_file("one.safetensors", 0, "{" U8("a", "0", "1", "1") "}", 1);
 
     (void)state;
-    l = start_loader(NULL); /* closed before anything */
-    end_loader(&l, 1);
-    l = start_loader(NULL); /* closed while it waits for work */
-    greet(&l);
-    end_loader(&l, 1);
-    l = start_loader(NULL); /* refused */
-    greet(&l);
+    l = drive_start_loader(NULL); /* closed before anything */
+    drive_end_loader(&l, 1);
+    l = drive_start_loader(NULL); /* closed while it waits for work */
+    drive_greet(&l);
+    drive_end_loader(&l, 1);
+    l = drive_start_loader(NULL); /* refused */
+    drive_greet(&l);
     send_start(&l, file, "auto", 0, RV_HUGE_OFF);
-    frame = receive(&l);
+    frame = drive_receive(&l);
     rv_frame_fini(&frame);
     error.code = ERROR(OVER_BUDGET);
     message.body_case = RV__FRAME__BODY_ERROR;
     message.error = &error;
-    assert_int_equal(rv_frame_send(l.socket, &message, NULL, 0, WAIT_US), 0);
-    assert_int_equal(rv_frame_wait(l.socket, &frame, WAIT_US), 0); /* quietly: nothing but the end */
-    end_loader(&l, 0);
-    l = start_loader(NULL); /* closed while it waits for admission */
-    greet(&l);
+    assert_int_equal(rv_frame_send(l.socket, &message, NULL, 0, DRIVE_WAIT_US), 0);
+    assert_int_equal(rv_frame_wait(l.socket, &frame, DRIVE_WAIT_US), 0); /* quietly: nothing but the end */
+    drive_end_loader(&l, 0);
+    l = drive_start_loader(NULL); /* closed while it waits for admission */
+    drive_greet(&l);
     send_start(&l, file, "auto", 0, RV_HUGE_OFF);
-    frame = receive(&l);
+    frame = drive_receive(&l);
     rv_frame_fini(&frame);
-    end_loader(&l, 1);
+    drive_end_loader(&l, 1);
     (void)close(file);
 }
 
@@ -540,28 +410,28 @@ static void test_progress_and_closed_channel_during_a_load(void **state)
 {
     const uint64_t size = UINT64_C(16) << 30; /* a hole: seconds to load, nothing on the disk */
     struct rv_frame frame;
-    struct loader l;
+    struct drive l;
     uint64_t start;
     int file;
 
     (void)state;
-    (void)snprintf(path, sizeof(path), "%s/hole.bin", directory);
-    file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    (void)snprintf(drive_path, sizeof(drive_path), "%s/hole.bin", drive_directory);
+    file = open(drive_path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     assert_int_equal(ftruncate(file, (off_t)size), 0);
-    l = start_loader(NULL);
-    greet(&l);
+    l = drive_start_loader(NULL);
+    drive_greet(&l);
     send_start(&l, file, "blob", 1, RV_HUGE_OFF);
-    frame = receive(&l);
+    frame = drive_receive(&l);
     assert_int_equal(frame.message->load_plan->arena_bytes, size);
     rv_frame_fini(&frame);
     send_admit(&l);
-    assert_int_equal(rv_frame_wait(l.socket, &frame, WAIT_US), 1);
+    assert_int_equal(rv_frame_wait(l.socket, &frame, DRIVE_WAIT_US), 1);
     assert_int_equal(frame.message->body_case, RV__FRAME__BODY_LOAD_PROGRESS);
     assert_int_equal(frame.message->load_progress->bytes_total, size);
     assert_true(frame.message->load_progress->bytes_done > 0);
     rv_frame_fini(&frame);
     start = rv_now_us();
-    end_loader(&l, 1);
+    drive_end_loader(&l, 1);
     assert_true(rv_now_us() - start < 2 * RV_SEC);
     (void)close(file);
 }
@@ -572,40 +442,25 @@ static void test_no_room_for_the_arena(void **state)
     const struct rlimit small = {8 << 20, RLIM_INFINITY};
     struct rlimit old;
     struct rv_frame frame;
-    struct loader l;
-    int file = make_file("big.safetensors", 0, "{" U8("a", "0", "10000000", "10000000") "}", 10000000);
+    struct drive l;
+    int file = drive_make_file("big.safetensors", 0, "{" U8("a", "0", "10000000", "10000000") "}", 10000000);
 
     (void)state;
     (void)getrlimit(RLIMIT_FSIZE, &old);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
-    l = start_loader(NULL);
+    l = drive_start_loader(NULL);
     (void)setrlimit(RLIMIT_FSIZE, &old);
-    greet(&l);
+    drive_greet(&l);
     send_start(&l, file, "auto", 0, RV_HUGE_OFF);
-    frame = receive(&l);
+    frame = drive_receive(&l);
     rv_frame_fini(&frame);
     send_admit(&l);
-    frame = receive(&l);
+    frame = drive_receive(&l);
     assert_int_equal(frame.message->body_case, RV__FRAME__BODY_ERROR);
     assert_int_equal(frame.message->error->code, ERROR(NO_MEMORY));
     rv_frame_fini(&frame);
-    end_loader(&l, 1);
+    drive_end_loader(&l, 1);
     (void)close(file);
-}
-
-static int make_directory(void **state)
-{
-    (void)state;
-    return mkdtemp(directory) ? 0 : -1;
-}
-
-static int remove_directory(void **state)
-{
-    char command[128];
-
-    (void)state;
-    (void)snprintf(command, sizeof(command), "rm -rf %s", directory);
-    return system(command);
 }
 
 int main(void)
@@ -624,5 +479,5 @@ int main(void)
         cmocka_unit_test(test_no_room_for_the_arena),
     };
 
-    return cmocka_run_group_tests(tests, make_directory, remove_directory);
+    return cmocka_run_group_tests(tests, drive_set_up, drive_tear_down);
 }

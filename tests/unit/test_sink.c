@@ -67,15 +67,23 @@ static void fill_and_compare(void)
     const struct rv_backend *backend = rv_backend_by_id(RV_BACKEND_MEMFD);
     uint8_t *expected = calloc(1, ARENA);
     struct rv_error err = {0};
-    struct rv_sink sink;
+    struct rv_sink_wish wish = {.backend = backend, .huge_pages = RV_HUGE_OFF};
+    struct rv_sink *sink;
     struct rv_arena arena;
-    int fd = create(ARENA, &arena);
+    uint64_t planned;
     void *map = NULL;
+    int fd;
 
     assert_non_null(expected);
-    assert_int_equal(rv_sink_init(&sink, fd, &arena, &err), 0);
-    fill(&sink, expected);
-    assert_int_equal(backend->seal(fd, &err), 0); /* EBUSY if anything were still mapped */
+    assert_int_equal(rv_sink_create(&wish, &sink, &err), 0);
+    assert_int_equal(rv_sink_plan(sink, ARENA - 1, &planned, &err), 0);
+    assert_int_equal(planned, ARENA);
+    assert_int_equal(rv_sink_begin(sink, ARENA - 1, NULL, &err), 0);
+    assert_null(rv_sink_memory(sink));
+    fill(sink, expected);
+    assert_int_equal(rv_sink_hand_over(sink, &arena, &fd, &err), 0); /* EBUSY if anything were still mapped */
+    assert_int_equal(arena.size, ARENA);
+    rv_sink_destroy(sink);
     assert_int_equal(backend->check(fd, &arena, &err), 0);
     assert_int_equal(backend->map(fd, &arena, RV_MAP_PRIVATE, &map, &err), 0);
     assert_memory_equal(map, expected, ARENA);

@@ -70,15 +70,15 @@ static void entries_by_path_make_room_for_each_other_but_configured_ones_stay(vo
 
     (void)unused;
     assert_int_equal(rv_state_init(&state), 0);
-    assert_non_null(rv_model_add(&state, "named", "/m/named", "auto", true));
+    assert_non_null(rv_model_add(&state, "named", "/m/named", "auto", true, RV_HOST));
     for (unsigned i = 0; i < 2 * RV_MODELS_MAX; i++) {
         (void)snprintf(path, sizeof(path), "/m/%u", i);
-        assert_non_null(rv_model_add(&state, path, path, "auto", false));
+        assert_non_null(rv_model_add(&state, path, path, "auto", false, RV_HOST));
     }
     assert_int_equal(state.model_count, RV_MODELS_MAX);
-    assert_non_null(rv_model_by_name(&state, "named"));
-    assert_null(rv_model_by_path(&state, "/m/0"));
-    assert_non_null(rv_model_by_path(&state, path));
+    assert_non_null(rv_model_by_name(&state, "named", RV_HOST));
+    assert_null(rv_model_by_path(&state, "/m/0", RV_HOST));
+    assert_non_null(rv_model_by_path(&state, path, RV_HOST));
     rv_state_fini(&state);
 }
 
@@ -91,9 +91,9 @@ static void a_full_catalogue_of_configured_models_refuses(void **unused)
     assert_int_equal(rv_state_init(&state), 0);
     for (unsigned i = 0; i < RV_MODELS_MAX; i++) {
         (void)snprintf(name, sizeof(name), "%u", i);
-        assert_non_null(rv_model_add(&state, name, name, "auto", true));
+        assert_non_null(rv_model_add(&state, name, name, "auto", true, RV_HOST));
     }
-    assert_null(rv_model_add(&state, "one more", "/m/x", "auto", false));
+    assert_null(rv_model_add(&state, "one more", "/m/x", "auto", false, RV_HOST));
     rv_state_fini(&state);
 }
 

@@ -1,0 +1,62 @@
+"""Where the pool's suite has its models: in the machine's memory, or on a device of the double of the driver.
+
+RESVISOR_TEST_ON=cuda-vmm|cuda-ipc|unified runs the same tests on a device: each service gets the double and a placement on
+cuda:0 for what does not say otherwise, and the foreign reader reads by the driver. Tests of what only host memory has are
+marked host_memory and left out.
+"""
+
+import os
+
+from . import driver
+
+ON = os.environ.get("RESVISOR_TEST_ON", "")
+KINDS = {"": None, "cuda-vmm": "discrete", "cuda-ipc": "no-vmm", "unified": "unified"}
+DEVICE = "cuda:0" if ON else ""
+BACKEND = "memfd" if ON == "unified" else ON
+if ON not in KINDS:
+    raise SystemExit(f"RESVISOR_TEST_ON is {ON!r}; allowed are {', '.join(filter(None, KINDS))}")
+
+_opened = []
+_doubles = []
+
+
+def double():
+    """The double of this process and of the services of its tests: one machine."""
+    if not _doubles:
+        from .devices import Devices
+
+        _doubles.append(Devices(kind=KINDS[ON]))
+        os.environ.update(_doubles[0].env)
+    return _doubles[0]
+
+
+def environment():
+    """What a service's environment needs."""
+    return dict(double().env) if ON else {}
+
+
+def allocated():
+    """Bytes of the device that anybody holds."""
+    return double().allocated() if ON else 0
+
+
+def configure(config):
+    """The service's configuration with its types on the device."""
+    if not ON:
+        return config
+    types = {name: {"device": DEVICE, **keys} for name, keys in config.get("types", {}).items()}
+    devices = {DEVICE: {"backend": BACKEND}, **config.get("devices", {})}
+    return {**config, "devices": devices, **({"types": types} if types else {})}
+
+
+def open_arenas(reply, fds):
+    """The arenas of an attach reply by the driver of this process, in their order."""
+    if not _opened:
+        double()
+        _opened.append(driver.Driver(double().library))
+    fds = iter(fds)
+    device = _opened[0].device_of(reply.device.uuid)
+    return [
+        driver.DeviceArena(_opened[0], device, arena, next(fds) if arena.backend == driver.VMM else None)
+        for arena in reply.arenas
+    ]
