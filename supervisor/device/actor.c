@@ -385,6 +385,7 @@ static void serve(struct actor *a, const struct rv_call *call, struct rv_answer 
     answer->code = err.code;
     answer->cuda_error = rv_cuda_last_error();
     memcpy(answer->text, err.message, sizeof(answer->text));
+    memcpy(answer->remedy, err.remedy, sizeof(answer->remedy));
 }
 
 int rv_actor_main(int parent)
