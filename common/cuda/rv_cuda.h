@@ -45,9 +45,10 @@ int rv_cuda_driver_version(const struct rv_cuda *cuda);
 
 uint32_t rv_cuda_device_count(const struct rv_cuda *cuda); /* at most RV_DEVICES_MAX are looked at */
 
+#define RV_CUDA_ATTRIBUTE_NAME_MAX 48u
 struct rv_cuda_attribute {
-    uint32_t number; /* CUdevice_attribute */
-    const char *name;
+    uint32_t number;                       /* CUdevice_attribute */
+    char name[RV_CUDA_ATTRIBUTE_NAME_MAX]; /* a copy: the struct travels between processes */
     int32_t value;
 };
 #define RV_CUDA_ATTRIBUTES_MAX 32u
