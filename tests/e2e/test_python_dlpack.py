@@ -1,11 +1,12 @@
 """The Python package's DLPack of libresvisor, taken by a consumer of our own: who ends it, what keeps it, and on devices."""
 
-import json
+import subprocess
+import sys
+import textwrap
 
 import pytest
-from harness import models
-from harness.python import run_python
-from harness.service import BUILD
+from harness import models, procfs
+from harness.python import environment, run_python
 
 # A library that takes tensors, by ctypes: the layout is that of dlpack.h of DLPack 1.1.
 CONSUMER = """
@@ -111,13 +112,6 @@ def test_what_was_taken_keeps_the_memory_beyond_lease_and_connection(service):
     print("ended", flush=True)
     sys.stdin.readline()
     """
-    import subprocess
-    import sys
-    import textwrap
-
-    from harness import procfs
-    from harness.python import environment
-
     with subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)], env=environment(service), text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
@@ -140,7 +134,7 @@ def test_capsules_that_outlive_the_interpreter_do_no_harm(service, take):
     cycle = Cycle()
     cycle.own, cycle.capsule = cycle, capsule(lease._held().pointer, name, 0)
     sys.kept = kept      # taken apart last
-    """ + ("    taken = [Taken(one) for one in kept]\n" if take else "")  # fmt: skip
+    """ + ("\n    taken = [Taken(one) for one in kept]\n" if take else "")  # fmt: skip
     result = run_python(service, code, check=False)
     assert (result.returncode, result.stderr) == (0, "")
 
@@ -264,13 +258,18 @@ def test_dlpack_on_a_device_follows_the_array_api(on_device):
 READ = """
     def read(taken, count):
         '''As another CUDA library would: by the driver, in the primary context.'''
-        driver = ctypes.CDLL("libcuda.so.1")
-        context, device = ctypes.c_void_p(), ctypes.c_int()
-        assert driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(device), taken.tensor.device_id) == 0
-        assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0 and driver.cuCtxSetCurrent(context) == 0
+        find, context, device = ctypes.CDLL("libcuda.so.1").cuGetProcAddress_v2, ctypes.c_void_p(), ctypes.c_int()
+        def call(name, *arguments):
+            function = ctypes.c_void_p()
+            assert find(name, ctypes.byref(function), 12000, ctypes.c_uint64(1), None) == 0 and function
+            assert ctypes.CFUNCTYPE(ctypes.c_int, *map(type, arguments))(function.value)(*arguments) == 0, name
+        call(b"cuInit", ctypes.c_uint(0))
+        call(b"cuDeviceGet", ctypes.pointer(device), ctypes.c_int(taken.tensor.device_id))
+        call(b"cuDevicePrimaryCtxRetain", ctypes.pointer(context), device)
+        call(b"cuCtxSetCurrent", context)
         found = (ctypes.c_ubyte * count)()
-        assert driver.cuMemcpyDtoHAsync_v2(found, ctypes.c_void_p(taken.tensor.data), ctypes.c_size_t(count), None) == 0
-        assert driver.cuStreamSynchronize(None) == 0
+        call(b"cuMemcpyDtoHAsync", found, ctypes.c_uint64(taken.tensor.data), ctypes.c_size_t(count), ctypes.c_void_p())
+        call(b"cuStreamSynchronize", ctypes.c_void_p())
         return bytes(found)
 """
 
@@ -289,7 +288,9 @@ def test_another_library_reads_what_it_has_taken(on_device):
     print(json.dumps(True))
     """
     assert run_python(on_device, code)
-    on_device.devices.wait_allocated(sum(m.bytes for m in on_device.status().models if m.device.startswith("cuda")))
+    assert on_device.devices.allocated(0) > 0
+    on_device.cli("stop")
+    on_device.devices.wait_allocated(0)
 
 
 @pytest.mark.devices
@@ -298,9 +299,10 @@ def test_a_driver_that_was_initialised_forbids_forks(make_devices):
         import ctypes, json
         from resvisor.comfyui.preload import _driver_is_used
         found = [_driver_is_used()]
-        driver = ctypes.CDLL("libcuda.so.1")
+        driver, init = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
         found.append(_driver_is_used())
-        assert driver.cuInit(0) == 0
+        assert driver.cuGetProcAddress_v2(b"cuInit", ctypes.byref(init), 12000, ctypes.c_uint64(1), None) == 0
+        assert ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint)(init.value)(0) == 0
         found.append(_driver_is_used())
         print(json.dumps(found))
     """

@@ -65,6 +65,10 @@ RV_API int rv_connect(const char *socket_path, int timeout_ms, struct rv_connect
 /* Ends the connection; its leases end with it (their memory stays mapped until rv_detach). NULL is fine. */
 RV_API void rv_disconnect(struct rv_connection *connection);
 
+/* The connection ends when nothing made with it is left: its leases, and what rv_tensor_dlpack made of them. Until then
+ * the supervisor counts them as used. For the place of rv_disconnect; the pointer is dead afterwards. NULL is fine. */
+RV_API void rv_connection_release(struct rv_connection *connection);
+
 /* ---- leases ----------------------------------------------------------------------------------------------------- */
 
 enum rv_mapping {

@@ -61,7 +61,7 @@ class _Handle:
     def __init__(self, pointer: int, owned: bool) -> None:
         self.pointer = pointer
         if owned:
-            _at_end(self, library().rv_disconnect, pointer)
+            _at_end(self, library().rv_connection_release, pointer)
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ _u64 = ctypes.c_uint64
 # name: (result, arguments), as resvisor.h declares them
 _FUNCTIONS = {
     "rv_connect": (ctypes.c_int, [_text, ctypes.c_int, _out, _failure]),
-    "rv_disconnect": (None, [_p]),
+    "rv_connection_release": (None, [_p]),
     "rv_attach": (ctypes.c_int, [_p, _text, ctypes.POINTER(AttachOptions), _out, _failure]),
     "rv_detach": (None, [_p]),
     "rv_lease_get_info": (ctypes.c_int, [_p, ctypes.POINTER(LeaseInfo)]),

@@ -26,6 +26,7 @@ from .report import Report, log
 # Modules of packages whose names differ, as ComfyUI's requirements.txt has them.
 _MODULES = {"pillow": "PIL", "pyyaml": "yaml", "comfyui-frontend-package": "", "comfyui-workflow-templates": "", "comfyui-embedded-docs": ""}
 CUDA_ERROR_NOT_INITIALIZED = 3  # cuda.h
+CUDA_VERSION = 12000
 _NODE_LISTS = ("init_builtin_extra_nodes", "init_builtin_api_nodes")
 
 
@@ -253,7 +254,15 @@ def _driver_is_used() -> bool:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LOCAL)
     except OSError:
         return False
-    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != CUDA_ERROR_NOT_INITIALIZED)
+    ask: Any = ctypes.c_void_p()
+    try:
+        find = driver.cuGetProcAddress_v2
+        if find(b"cuDeviceGetCount", ctypes.byref(ask), CUDA_VERSION, ctypes.c_uint64(1), None) or not ask:
+            return True  # a driver that does not even tell this has been told something
+        ask = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(ask.value)
+    except AttributeError:  # a driver before 12.0
+        ask = driver.cuDeviceGetCount
+    return bool(ask(ctypes.byref(ctypes.c_int())) != CUDA_ERROR_NOT_INITIALIZED)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
