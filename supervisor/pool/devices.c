@@ -185,11 +185,11 @@ static uint64_t free_on(const struct rv_supervisor *s, const struct rv_device_re
     return UINT64_MAX;
 }
 
-/* Does a device that reads the machine's memory take its models from there? */
+/* Is there a device that takes of the machine's memory, by whichever backend? */
 static bool host_is_unified(const struct rv_supervisor *s)
 {
     for (uint32_t i = 0; i < s->state.device_count; i++)
-        if (s->state.devices[i].backend == RV_BACKEND_MEMFD)
+        if (s->state.devices[i].unified)
             return true;
     return false;
 }

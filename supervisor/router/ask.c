@@ -85,6 +85,7 @@ int rv_ask_model(struct rv_router *router, struct rv_asker *asker, const Resviso
         return r;
     copy.action = request->action;
     copy.model = request->model;
+    copy.device = request->device;
     frame.body_case = RV__FRAME__BODY_MODEL_REQUEST;
     frame.model_request = &copy;
     send(router, &frame);

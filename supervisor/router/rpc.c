@@ -324,6 +324,9 @@ static int do_model(struct call *call, struct rv_error *err)
     if (request->model[0] == '\0' || strlen(request->model) > RV_PATH_MAX)
         return rv_error_set(err, EINVAL, RV_CODE(BAD_REQUEST), "model has %zu bytes; 1 to %u are allowed",
                             strlen(request->model), RV_PATH_MAX);
+    if (strlen(request->device) > RV_NAME_MAX)
+        return rv_error_set(err, EINVAL, RV_CODE(BAD_REQUEST), "device has %zu bytes; at most %u are allowed",
+                            strlen(request->device), RV_NAME_MAX);
     if (peer && !peer->is_operator && request->action != RESVISOR__V1__MODEL_ACTION__MODEL_SHOW &&
         request->action != RESVISOR__V1__MODEL_ACTION__MODEL_LOAD)
         return rv_error_set(err, EACCES, RV_CODE(NOT_PERMITTED),

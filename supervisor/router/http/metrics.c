@@ -64,7 +64,8 @@ static void write_pool(FILE *out, const Resvisor__V1__Status *s)
 {
     const struct single singles[] = {
         {"uptime_seconds", "gauge", "Time since the supervisor was started.", (double)s->uptime_ms / 1e3},
-        {"pool_bytes", "gauge", "Memory of all models, old generations included.", (double)s->pool_bytes},
+        {"pool_bytes", "gauge", "Memory of the host that models take, old generations included.",
+         (double)s->pool_bytes},
         {"pool_budget_bytes", "gauge", "What pool.budget allows; 0 = no limit.", (double)s->pool_budget},
         {"leases", "gauge", "Leases that clients and workers hold.", s->leases},
         {"clients", "gauge", "Connections to the supervisor's socket.", s->clients},
@@ -126,14 +127,22 @@ static void write_prompts(FILE *out, const struct rv_front *front)
 
 /* ---- by model, type, worker ------------------------------------------------------------------------------------- */
 
+/* A model on the host has no label for its device: its series are called as they were before there were devices. */
+static void model_sample(FILE *out, const char *name, double value, const Resvisor__V1__ModelStatus *m)
+{
+    bool on_device = *m->device && strcmp(m->device, "host") != 0;
+
+    sample(out, name, value, "model", m->name, on_device ? "device" : NULL, on_device ? m->device : NULL);
+}
+
 static void write_models(FILE *out, const Resvisor__V1__Status *s)
 {
     head(out, "model_bytes", "gauge", "Memory of a model.");
     for (size_t i = 0; i < s->n_models; i++)
-        sample(out, "model_bytes", (double)s->models[i]->bytes, "model", s->models[i]->name, NULL, NULL);
+        model_sample(out, "model_bytes", (double)s->models[i]->bytes, s->models[i]);
     head(out, "model_leases", "gauge", "Leases of a model.");
     for (size_t i = 0; i < s->n_models; i++)
-        sample(out, "model_leases", s->models[i]->leases, "model", s->models[i]->name, NULL, NULL);
+        model_sample(out, "model_leases", s->models[i]->leases, s->models[i]);
 }
 
 static void write_workers(FILE *out, const Resvisor__V1__Status *s)

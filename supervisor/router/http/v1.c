@@ -159,6 +159,8 @@ static void ask_model(struct rv_http_request *request, Resvisor__V1__ModelAction
 
     model.action = action;
     model.model = (char *)request->target.segments[3];
+    if (rv_http_query(&request->target, "device"))
+        model.device = (char *)rv_http_query(&request->target, "device");
     message.body_case = RESVISOR__V1__REQUEST__BODY_MODEL;
     message.model = &model;
     ask(request, &message, render_model);
