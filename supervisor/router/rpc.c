@@ -334,6 +334,20 @@ static int do_model(struct call *call, struct rv_error *err)
     return rv_ask_model(call->router, call->asker, request, err);
 }
 
+static int do_device(struct call *call, struct rv_error *err)
+{
+    const Resvisor__V1__DeviceRequest *request = call->request->device;
+    const struct rv_local_peer *peer = call->asker->peer;
+
+    if (strlen(request->device) > RV_NAME_MAX)
+        return rv_error_set(err, EINVAL, RV_CODE(BAD_REQUEST), "device has %zu bytes; at most %u are allowed",
+                            strlen(request->device), RV_NAME_MAX);
+    if (peer && !peer->is_operator && request->action != RESVISOR__V1__DEVICE_ACTION__DEVICE_SHOW)
+        return rv_error_set(err, EACCES, RV_CODE(NOT_PERMITTED),
+                            "only the owner of resvisor and root may test devices here");
+    return rv_ask_device(call->router, call->asker, request, err);
+}
+
 static const struct {
     Resvisor__V1__Request__BodyCase body;
     bool early; /* answered before all workers have reported */
@@ -342,6 +356,7 @@ static const struct {
     {BODY(SUBMIT), false, do_submit},       {BODY(WAIT), false, do_wait},     {BODY(GET), false, do_get},
     {BODY(LIST), false, do_list},           {BODY(CANCEL), false, do_cancel}, {BODY(FETCH), false, do_fetch},
     {BODY(EVENTS_SINCE), false, do_events}, {BODY(STATUS), true, do_status},  {BODY(MODEL), false, do_model},
+    {BODY(DEVICE), false, do_device},
 };
 
 /* Takes the same time wherever the first difference is. */

@@ -201,7 +201,7 @@ static void device_read(char **words, unsigned count, struct fake_config *config
 
 static void fault_read(char **words, unsigned count, struct fake_fault *fault)
 {
-    *fault = (struct fake_fault){.nth = 1, .lose = -1};
+    *fault = (struct fake_fault){.nth = 1, .lose = -1, .poison = -1};
     if (count < 2)
         wrong("a fault of which function?", words[0]);
     snprintf(fault->function, sizeof(fault->function), "%s", words[1]);
@@ -216,6 +216,8 @@ static void fault_read(char **words, unsigned count, struct fake_fault *fault)
             snprintf(fault->program, sizeof(fault->program), "%s", value);
         } else if (strcmp(words[i], "lose") == 0) {
             fault->lose = (int)number_of(value);
+        } else if (strcmp(words[i], "poison") == 0) {
+            fault->poison = (int)number_of(value);
         } else if (strcmp(words[i], "delay") == 0) {
             fault->delay_ms = (unsigned)number_of(value);
         } else if (strcmp(words[i], "xid") == 0) {

@@ -34,7 +34,8 @@ struct fake_fault {
     unsigned nth;                /* 1 = the first call */
     bool onwards;                /* and all after it */
     int error;                   /* CUresult; 0 = none */
-    int lose;                    /* device that is lost then; -1 = none */
+    int lose;                    /* device that is lost then, for everybody; -1 = none */
+    int poison;                  /* device that is of no more use to this process then; -1 = none */
     int xid_gpu, xid;            /* Xid raised then; xid 0 = none */
     unsigned delay_ms;
     unsigned calls; /* counted so far */

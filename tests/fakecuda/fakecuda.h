@@ -26,6 +26,7 @@
  *
  *   memory/PID.N   one file per allocation or context: "DEVICE SIZE PID KIND"; locked (flock) while it lives
  *   lostN          "lost0" = device 0 is lost; its content is the error (empty = 719)
+ *   holdN          while it is there, no asynchronous operation of device N begins
  *   xid            a line "DEVICE XID" per event
  *   faults         statements "fault", read anew when the file changes
  */

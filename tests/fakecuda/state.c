@@ -162,6 +162,13 @@ int fake_state_lost(unsigned gpu)
     return error != 0 ? error : 719;
 }
 
+bool fake_state_held(unsigned gpu)
+{
+    char name[16];
+    snprintf(name, sizeof(name), "hold%u", gpu);
+    return fake_state_exists() && faccessat(folder, name, F_OK, 0) == 0;
+}
+
 void fake_state_lose(unsigned gpu, int error)
 {
     char name[16];

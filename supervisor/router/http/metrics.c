@@ -1,5 +1,6 @@
 /* /metrics in the text format of Prometheus, and /readyz: the supervisor's status, with what only the router counts. */
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -182,6 +183,41 @@ static void write_types(FILE *out, const struct rv_router *r)
 
 _Static_assert(RV_OUTCOMES_MAX > RESVISOR__V1__ERROR_CODE__ERROR_FILE_DAMAGED, "a counter per error code");
 
+static void write_devices(FILE *out, const Resvisor__V1__Status *s)
+{
+    static const char *const states[] = {"UNTESTED", "TESTING", "READY", "UNUSABLE", "LOST"};
+    const struct {
+        const char *name, *help;
+        size_t offset;
+    } sizes[] = {
+        {"device_memory_bytes", "Memory of a device.", offsetof(Resvisor__V1__DeviceStatus, total_bytes)},
+        {"device_pool_bytes", "Memory of a device that models take.", offsetof(Resvisor__V1__DeviceStatus, pool_bytes)},
+        {"device_budget_bytes", "What devices.NAME.budget allows; 0 = no limit.",
+         offsetof(Resvisor__V1__DeviceStatus, budget_bytes)},
+        {"device_free_bytes",
+         "Free memory of a device; on unified memory what models may take of the machine's. No sample "
+         "when nobody tells.",
+         offsetof(Resvisor__V1__DeviceStatus, free_bytes)},
+    };
+
+    if (s->n_devices == 0)
+        return;
+    head(out, "device_state", "gauge", "1 for the state that a device is in.");
+    for (size_t i = 0; i < s->n_devices; i++)
+        for (unsigned k = 0; k < sizeof(states) / sizeof(states[0]); k++)
+            sample(out, "device_state", strcmp(s->devices[i]->state, states[k]) == 0, "device", s->devices[i]->name,
+                   "state", states[k]);
+    for (unsigned k = 0; k < sizeof(sizes) / sizeof(sizes[0]); k++) {
+        head(out, sizes[k].name, "gauge", sizes[k].help);
+        for (size_t i = 0; i < s->n_devices; i++) {
+            const uint64_t *value = (const void *)((const char *)s->devices[i] + sizes[k].offset);
+
+            if (strcmp(sizes[k].name, "device_free_bytes") != 0 || s->devices[i]->memory_source[0])
+                sample(out, sizes[k].name, (double)*value, "device", s->devices[i]->name, NULL, NULL);
+        }
+    }
+}
+
 void rv_http_render_metrics(struct rv_http_request *request, const Resvisor__V1__Reply *reply, int fd)
 {
     const Resvisor__V1__Status *s = reply->status;
@@ -197,6 +233,7 @@ void rv_http_render_metrics(struct rv_http_request *request, const Resvisor__V1_
     head(out, "build_info", "gauge", "Always 1; the label says which version.");
     sample(out, "build_info", 1, "version", s->version, NULL, NULL);
     write_pool(out, s);
+    write_devices(out, s);
     write_models(out, s);
     write_workers(out, s);
     write_types(out, request->http->router);

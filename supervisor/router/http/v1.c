@@ -59,6 +59,18 @@ static void render_model(struct rv_http_request *request, const Resvisor__V1__Re
     rv_http_answer_json(request, 200, JSON_OF(reply->model));
 }
 
+static void render_devices(struct rv_http_request *request, const Resvisor__V1__Reply *reply, int fd)
+{
+    (void)fd;
+    rv_http_answer_json(request, 200, JSON_OF(reply->devices));
+}
+
+static void render_device(struct rv_http_request *request, const Resvisor__V1__Reply *reply, int fd)
+{
+    (void)fd;
+    rv_http_answer_json(request, 200, reply->devices->n_devices ? JSON_OF(reply->devices->devices[0]) : NULL);
+}
+
 static void render_restarted(struct rv_http_request *request, const Resvisor__V1__Reply *reply, int fd)
 {
     (void)reply;
@@ -191,6 +203,38 @@ static void do_unpin(struct rv_http_request *request)
     ask_model(request, RESVISOR__V1__MODEL_ACTION__MODEL_UNPIN);
 }
 
+static void ask_device(struct rv_http_request *request, Resvisor__V1__DeviceAction action, const char *device)
+{
+    Resvisor__V1__Request message = RESVISOR__V1__REQUEST__INIT;
+    Resvisor__V1__DeviceRequest body = RESVISOR__V1__DEVICE_REQUEST__INIT;
+
+    body.action = action;
+    body.device = (char *)device;
+    message.body_case = RESVISOR__V1__REQUEST__BODY_DEVICE;
+    message.device = &body;
+    ask(request, &message, *device ? render_device : render_devices);
+}
+
+static void do_devices(struct rv_http_request *request)
+{
+    ask_device(request, RESVISOR__V1__DEVICE_ACTION__DEVICE_SHOW, "");
+}
+
+static void do_device(struct rv_http_request *request)
+{
+    ask_device(request, RESVISOR__V1__DEVICE_ACTION__DEVICE_SHOW, request->target.segments[3]);
+}
+
+static void do_test_all(struct rv_http_request *request)
+{
+    ask_device(request, RESVISOR__V1__DEVICE_ACTION__DEVICE_TEST, "");
+}
+
+static void do_test(struct rv_http_request *request)
+{
+    ask_device(request, RESVISOR__V1__DEVICE_ACTION__DEVICE_TEST, request->target.segments[3]);
+}
+
 static void do_submit(struct rv_http_request *request)
 {
     struct rv_http_submit *submit = calloc(1, sizeof(*submit));
@@ -321,6 +365,10 @@ static const struct rv_http_route routes[] = {
     {"POST", V1 "models/*/unload", RV_HTTP_OPERATOR, false, "", do_unload},
     {"POST", V1 "models/*/pin", RV_HTTP_OPERATOR, false, "", do_pin},
     {"POST", V1 "models/*/unpin", RV_HTTP_OPERATOR, false, "", do_unpin},
+    {"GET", V1 "devices", RV_HTTP_CLIENT, false, "", do_devices},
+    {"POST", V1 "devices/test", RV_HTTP_OPERATOR, false, "", do_test_all},
+    {"GET", V1 "devices/*", RV_HTTP_CLIENT, false, "", do_device},
+    {"POST", V1 "devices/*/test", RV_HTTP_OPERATOR, false, "", do_test},
     {"POST", V1 "jobs", RV_HTTP_CLIENT, true, "", do_submit},
     {"GET", V1 "jobs", RV_HTTP_CLIENT, false, "type unfinished limit ", do_list},
     {"GET", V1 "jobs/*", RV_HTTP_CLIENT, false, "", do_get},
