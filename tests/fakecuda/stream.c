@@ -39,6 +39,7 @@ struct CUstream_st {
     struct operation *head, **tail; /* the head stays until it is done */
     bool apart;                     /* CU_STREAM_NON_BLOCKING */
     bool destroyed;
+    unsigned waiters; /* threads that look at it without the lock's protection */
     struct CUstream_st *next;
 };
 
@@ -115,7 +116,7 @@ static void *stream_work(void *argument)
         if (stream->head != NULL && may_start(stream)) {
             operation_run(stream, stream->head);
             operation_end(stream);
-        } else if (stream->head == NULL && stream->destroyed) {
+        } else if (stream->head == NULL && stream->destroyed && stream->waiters == 0) {
             break;
         } else {
             fake_wait();
@@ -168,11 +169,14 @@ static struct CUstream_st *stream_of(struct CUctx_st *context, CUstream handle)
     return stream;
 }
 
-static void stream_drain(const struct CUstream_st *stream)
+static void stream_drain(struct CUstream_st *stream)
 {
     uint64_t last = stream->context->sequence;
+    stream->waiters++; /* it may be destroyed meanwhile */
     while (before(stream, last + 1))
         fake_wait();
+    stream->waiters--;
+    fake_changed();
 }
 
 void fake_context_drain(struct CUctx_st *context)
@@ -197,9 +201,11 @@ void fake_streams_end(struct CUctx_st *context)
     context->standard = NULL;
     for (struct CUevent_st *event = context->events, *next; event != NULL; event = next) {
         next = event->next;
-        free(event);
+        event->destroyed = true;
+        event_unpin(event);
     }
-    context->events = NULL;
+    while (context->events != NULL) /* somebody waits for one */
+        fake_wait();
 }
 
 static CUresult enqueue(struct CUstream_st *stream, const struct operation *filled)
@@ -409,6 +415,7 @@ CUresult fake_EventSynchronize(CUevent handle)
         fake_wait();
     event->pending--;
     event_unpin(event);
+    fake_changed();
     return fake_leave(fake_gpu_health(gpu));
 }
 
