@@ -29,6 +29,7 @@ struct operation {
     void *staged; /* a copy of pageable memory, freed afterwards unless kept */
     bool kept;
     uint8_t byte;
+    bool damage;
     struct CUevent_st *event;
     uint64_t record;
     struct operation *next;
@@ -91,6 +92,19 @@ static void operation_end(struct CUstream_st *stream)
     fake_changed();
 }
 
+/* The first byte becomes another one, where the copy went. */
+static void damage(struct CUctx_st *context, const struct operation *operation, void *host)
+{
+    uint8_t byte = 0;
+    if (operation->way == FAKE_TO_HOST) {
+        *(uint8_t *)host ^= 0xff;
+        return;
+    }
+    fake_copy(context, FAKE_TO_HOST, operation->address, &byte, 0, 1);
+    byte ^= 0xff;
+    fake_copy(context, FAKE_TO_DEVICE, operation->address, &byte, 0, 1);
+}
+
 static void operation_run(struct CUstream_st *stream, struct operation *operation)
 {
     unsigned late = fake_config()->late_us;
@@ -104,6 +118,8 @@ static void operation_run(struct CUstream_st *stream, struct operation *operatio
     void *host = operation->staged != NULL ? operation->staged : operation->host;
     CUresult result =
         fake_copy(stream->context, operation->way, operation->address, host, operation->byte, operation->length);
+    if (result == CUDA_SUCCESS && operation->damage)
+        damage(stream->context, operation, host);
     if (result != CUDA_SUCCESS)
         fake_gpu_poison(stream->context->gpu, result);
 }
@@ -231,6 +247,7 @@ static CUresult copy_enqueue(enum fake_way way, uint64_t address, void *host, ui
     struct CUstream_st *stream = stream_of(context, handle);
     struct operation operation = {.kind = OP_COPY, .way = way, .address = address, .length = length, .host = host};
     operation.byte = byte;
+    operation.damage = fake_damaged();
     if (stream == NULL)
         return CUDA_ERROR_INVALID_HANDLE;
     if (length == 0)
