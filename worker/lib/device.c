@@ -192,20 +192,29 @@ int rv_gpu_import(struct rv_gpu *gpu, const struct rv_import_key *key, int fd, s
                   uint64_t *ret_address, struct rv_error *err)
 {
     struct rv_import *import;
+    bool opened = false;
     int r = 0;
 
     (void)pthread_mutex_lock(&lock);
     for (import = gpu->imports; import && !same_key(&import->key, key);)
         import = import->next;
-    if (!import)
+    if (!import) {
         r = import_open(gpu, key, fd, &import, err);
-    if (r == 0) {
-        import->refs++;
-        *ret_import = import;
-        *ret_address = import->memory.address;
+        opened = true;
     }
+    if (r == 0)
+        import->refs++;
     (void)pthread_mutex_unlock(&lock);
-    return r;
+    if (r < 0)
+        return r;
+    /* What is mapped already says nothing of a context that has broken since. */
+    if (!opened && (r = rv_cuda_device_check(gpu->device, err)) < 0) {
+        rv_gpu_unimport(gpu, import);
+        return r;
+    }
+    *ret_import = import;
+    *ret_address = import->memory.address;
+    return 0;
 }
 
 void rv_gpu_unimport(struct rv_gpu *gpu, struct rv_import *import)
