@@ -332,3 +332,38 @@ def test_a_client_that_keeps_a_lost_device_s_memory_is_cut_off(make_gpu):
         with pytest.raises(Dropped):
             peer.receive()
     service.assert_healthy()
+
+
+@on_double
+def test_a_loader_that_meets_a_dead_device_loses_it(make_gpu):
+    service = make_gpu(types=("host",))
+    wait_state(service, "READY")
+    service.gpus.fault("cuMemcpyHtoDAsync", nth="1+", error=719, program="resvisor-loader")
+    failed = service.cli("load", "small", "--device", "cuda:0", check=False)
+    assert failed.returncode != 0
+    assert "the loader (pid " in wait_state(service, "LOST")["reason"] and "719" in devices(service)[0]["reason"]
+    service.gpus.no_faults()
+    assert service.cli("load", "small", "--device", "cuda:1").returncode == 0
+    service.gpus.wait_allocated(0)
+    assert request_test(service, "cuda:0").devices[0].state == "READY"
+    assert service.cli("load", "small", "--device", "cuda:0").returncode == 0
+
+
+@on_double
+def test_workers_of_a_device_that_cannot_be_used_wait_for_it(make_service, make_devices):
+    machine = make_devices(count=1, memory="1GiB")
+    machine.fault("cuMemCreate", nth="1+", error=801, program="resvisor-device")
+    service = make_service(env=machine.env)
+    bytes_of = models.write_plain(service.models / "small.safetensors", mib=1)
+    service.config["models"] = {"small": {"path": "small.safetensors"}}
+    service.config["types"] = {"gpu": probe_type(models=["small"], device="cuda:0")}
+    service.config["devices"] = {"cuda:0": {"backend": "cuda-vmm"}}
+    service.start()
+    waiting = service.wait_worker("gpu", "FAILED")
+    assert "cuda:0 cannot be used: cuda-vmm is configured and does not work: create skipped: cuMemCreate: 801" in waiting.last_exit
+    assert waiting.starts <= 1  # it is not tried again and again
+    machine.no_faults()
+    assert request_test(service).devices[0].state == "READY"
+    service.wait_worker("gpu", starts=waiting.starts + 1)
+    with Jobs(service) as jobs:
+        assert look(jobs, "gpu")["models"][0]["tensors"] == digests(bytes_of)
