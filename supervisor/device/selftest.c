@@ -244,6 +244,7 @@ static int close_ipc(struct test *t, struct rv_actor *owner)
 static int row_close_order(struct test *t)
 {
     struct rv_actor actor = RV_ACTOR_INIT;
+    char text[RV_ERROR_TEXT_MAX];
     int r = start(t, &actor, "closer");
 
     if (r == 0 && t->backend == RV_BACKEND_CUDA_IPC) {
@@ -251,8 +252,10 @@ static int row_close_order(struct test *t)
     } else if (r == 0) {
         r = step(t, &actor, RV_STEP_ORDERS);
         if (r == 0) {
-            (void)snprintf(t->row.detail, sizeof(t->row.detail), "%u orders%s", t->answer.number,
-                           t->free_bytes ? ", all memory came back" : "");
+            (void)snprintf(text, sizeof(text), "%u orders%s%s%.400s", t->answer.number,
+                           t->free_bytes ? ", all memory came back" : "", t->answer.text[0] ? "; " : "",
+                           t->answer.text);
+            detail(t, text);
             if (t->answer.values[0] > 0)
                 r = lost(t, t->answer.values[0]);
         }
@@ -499,6 +502,8 @@ void rv_selftest_find(uint64_t answer_us, struct rv_found *ret_found)
         r = rv_actor_do(&actor, &call, -1, &answer, NULL, &err);
         if (r == 0)
             ret_found->devices[ret_found->count++] = answer.info;
+        else
+            (void)fprintf(stderr, "resvisor-device: cuda:%u is left out: %s\n", call.number, err.message);
     }
     rv_actor_kill(&actor);
     if (ret_found->count == 0)

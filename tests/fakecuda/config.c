@@ -140,6 +140,8 @@ static void gpu_set(struct fake_gpu *gpu, const char *key, const char *value)
         gpu->total = number_of(value);
     } else if (strcmp(key, "oom") == 0) {
         gpu->oom_at = number_of(value);
+    } else if (strcmp(key, "cache") == 0) {
+        gpu->cache = number_of(value);
     } else if (strcmp(key, "context") == 0) {
         gpu->context = number_of(value);
     } else if (strcmp(key, "uuid") == 0) {

@@ -21,6 +21,7 @@ struct fake_gpu {
     uint8_t uuid[16];
     uint64_t total;   /* bytes */
     uint64_t oom_at;  /* bytes; allocations beyond fail */
+    uint64_t cache;   /* bytes that cuMemGetInfo counts as used */
     uint64_t context; /* bytes that each process' context takes */
     bool ipc_memory;  /* legacy IPC of memory works */
     bool fd_works;    /* handles with descriptors can really be made (false with attribute 103 set: as WSL2) */

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "fake.h"
+#include "fakecuda.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -43,7 +44,7 @@ _Static_assert(sizeof(table) / sizeof(table[0]) == FN_COUNT, "a row per function
 
 static void config_open(void)
 {
-    fake_config_read(getenv("FAKECUDA"), &config);
+    fake_config_read(getenv(FAKECUDA_ENVIRONMENT), &config);
 }
 
 const struct fake_config *fake_config(void)

@@ -97,7 +97,7 @@ static void operation_run(struct CUstream_st *stream, struct operation *operatio
         return;
     fake_unlock();
     nanosleep(&(struct timespec){late / 1000000, late % 1000000 * 1000l}, NULL);
-    while (fake_state_held(stream->context->gpu))
+    while (fake_state_held(stream->context->gpu) && fake_state_lost(stream->context->gpu) == 0)
         nanosleep(&(struct timespec){0, HOLD_LOOK_NS}, NULL);
     fake_lock();
     void *host = operation->staged != NULL ? operation->staged : operation->host;
