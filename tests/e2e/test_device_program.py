@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import types
 
 import pytest
 
@@ -17,6 +18,7 @@ PROGRAM = BUILD / "libexec" / "resvisor" / "resvisor-device"
 WAIT_S = 60
 END_S = 30
 MIB = 1 << 20
+HOLDER_ALLOCATIONS = 2048
 GPU0 = fake.uuid(0)
 ROWS = (
     "create", "copy", "import", "compare", "read-only", "close-order", "bandwidth", "read-bandwidth", "exporter-death",
@@ -470,6 +472,20 @@ def test_what_a_holder_refuses(make_devices):
         child.send(control_pb2.Frame(ping=control_pb2.Ping(sequence=1)))
         child.wait_dropped()
     assert child.process.returncode == 1
+
+
+def test_a_full_table_of_a_holder_is_refused_until_one_is_freed(make_devices):
+    gpus = make_devices("no-vmm", memory="64GiB")
+    alone = types.SimpleNamespace(env={**gpus.env, "FAKECUDA_STATE": ""})  # nobody else looks: the double need not count
+    with holder(alone) as child:
+        first = allocate(child, 1)
+        for _ in range(HOLDER_ALLOCATIONS - 1):
+            allocate(child, 1)
+        with pytest.raises(Refused) as refused:
+            allocate(child, 1)
+        assert refused.value.error.code == rpc_pb2.ERROR_LIMIT
+        free(child, first.allocation)
+        assert allocate(child, 1).allocation > HOLDER_ALLOCATIONS
 
 
 def test_a_holder_reports_a_lost_device(make_devices):
