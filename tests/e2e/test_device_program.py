@@ -11,6 +11,7 @@ import pytest
 from harness import devices as fake
 from harness import procfs
 from harness.control import ControlPeer, Dropped, Refused
+from harness.device_standin import devices, request_test, wait_state
 from harness.protos import PROTOCOL_VERSION, control_pb2, rpc_pb2
 from harness.service import BUILD
 
@@ -580,3 +581,42 @@ def test_nothing_to_watch_is_said_and_no_error(make_devices, keys, text):
     with Child(gpus, DeviceStart.WORK_WATCH) as child:
         ((kind, error),) = child.all()
     assert (kind, error.code, error.message) == ("error", rpc_pb2.ERROR_UNSUPPORTED, text)
+
+
+# ---- with the real supervisor -----------------------------------------------------------------------------------------
+
+
+def wait_found(service):
+    """The real self-test takes seconds for each device on a machine that does other things too."""
+    procfs.wait_until(lambda: devices(service), WAIT_S, "the end of the search for devices")
+
+
+@pytest.mark.smoke
+def test_a_machine_with_one_of_each(make_service, make_devices):
+    kinds = ("discrete", "unified-plain", "no-vmm", "bare")
+    gpus = make_devices(only=[f"device {kind}" for kind in kinds])
+    service = make_service(env=gpus.env).start()
+    wait_found(service)
+    rows = devices(service)
+    assert [row["state"] for row in rows] == ["READY"] * 3 + ["UNUSABLE"]
+    assert [row["backend"] for row in rows] == [VMM, MEMFD, IPC, ""]
+    assert {test["result"] for row in rows for test in row["tests"]} == {"ok", "skipped"}
+    procfs.wait_until(lambda: devices(service)[0]["memory_source"] == "nvml", END_S, "numbers of NVML")
+    wait_nothing_left(gpus)
+
+
+def test_a_device_that_is_lost_is_tested_again(make_service, make_devices):
+    gpus = make_devices("no-ipc", count=2)
+    service = make_service(env=gpus.env).start()
+    wait_found(service)
+    procfs.wait_until(lambda: devices(service)[0]["memory_source"] == "nvml", END_S, "the watch")
+    gpus.xid(0, 79)
+    wait_state(service, "LOST")
+    assert devices(service)[1]["state"] == "READY"
+    gpus.lose(0)
+    request_test(service, "cuda:0")
+    assert devices(service)[0]["state"] in ("LOST", "UNUSABLE")
+    gpus.find(0)
+    request_test(service, "cuda:0")
+    assert devices(service)[0]["state"] == "READY"
+    wait_nothing_left(gpus)
