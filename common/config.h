@@ -110,9 +110,10 @@ struct rv_config {
     uint32_t max_loads;     /* loaders at once */
     char *pool_direct;      /* "auto", "always", "never": O_DIRECT */
 
-    char *cuda;                 /* "auto", "off": are there devices? */
-    uint64_t cuda_reserve;      /* bytes of the machine's memory that models of a unified device leave alone */
-    uint64_t revoke_timeout_us; /* from telling an importer that memory goes to ending it */
+    char *cuda;                    /* "auto", "off": are there devices? */
+    uint64_t cuda_reserve;         /* bytes of the machine's memory that models of a unified device leave alone */
+    uint64_t cuda_test_timeout_us; /* silence of the self-test */
+    uint64_t revoke_timeout_us;    /* from telling an importer that memory goes to ending it */
     struct rv_config_device *devices;
     uint32_t device_count;
 

@@ -99,6 +99,9 @@ static const struct rv_key keys[] = {
     {"cuda.reserve", RV_KEY_SIZE, TOP(cuda_reserve), 0, 1024 * TIB, true, NULL, "4GiB",
      "When a device shares the machine's memory: what models leave alone of the memory that is available. A percentage "
      "is a share of the machine's memory."},
+    {"cuda.test_timeout", RV_KEY_DURATION, TOP(cuda_test_timeout_us), SECOND, HOUR, false, NULL, "60s",
+     "Silence of the self-test of devices after which it is ended. What it has not reported until then counts as "
+     "failed."},
     {"cuda.revoke_timeout", RV_KEY_DURATION, TOP(revoke_timeout_us), 100000, HOUR, false, NULL, "10s",
      "When a device's memory goes, its clients are told. Those that still hold it after this time are cut off."},
 

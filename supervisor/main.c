@@ -10,7 +10,7 @@ const struct rv_command *const rv_commands[] = {
     &rv_command_start,
     &rv_command_stop,
     &rv_command_status,
-    &rv_command_models,
+    &rv_command_models, &rv_command_devices,
     &rv_command_load,
     &rv_command_unload,
     &rv_command_pin,

@@ -16,6 +16,7 @@ SHORT_FUNCTION_LINES = 45
 SHORT_SHARE_WANTED = 0.9
 TEXT_SUFFIXES = {".c", ".h", ".py", ".sh", ".proto", ".txt", ".yaml", ".md", ".cmake", ".json"}
 UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX)\b|\bnot implemented\b", re.IGNORECASE)
+WITHOUT_CUDA = re.compile(r"fatal error: '?cuda(Typedefs)?\.h'?[ :]")  # the driver's headers are not on this machine
 PLACES = re.compile(r"/wo" r"rk/(main|shared|brief)|\bpip\.conf\b")
 
 
@@ -76,7 +77,7 @@ def check_headers(root, headers, includes, breaches):
             ["gcc", *(f"-I{folder}" for folder in folders), *flags],
             input=f'#include "{header}"\n#include "{header}"\n', capture_output=True, text=True,
         )  # fmt: skip
-        if result.returncode != 0:
+        if result.returncode != 0 and not WITHOUT_CUDA.search(result.stderr):
             breaches.append(f"{header.relative_to(root)}:1: does not compile alone: {first_error(result.stderr)}")
 
 
@@ -92,7 +93,7 @@ def main():
         name = path.relative_to(root)
         if path.suffix in TEXT_SUFFIXES or path.name in ("CMakeLists.txt", "run"):
             check_file(path, name, breaches, lengths)
-    includes = [root / "common", root / "supervisor", root / "worker" / "include", *options.include]
+    includes = [root / "common", root / "common" / "cuda", root / "supervisor", root / "worker" / "include", *options.include]
     headers = [path for path in files if path.suffix == ".h"]
     if options.include:
         check_headers(root, headers, includes, breaches)

@@ -122,17 +122,26 @@ int rv_cuda_vmm_create(struct rv_cuda_device *device, uint64_t size, struct rv_c
     return 0;
 }
 
-static void vmm_unmap(const struct rv_cuda_driver *driver, struct rv_cuda_memory *memory)
+/* Gives back all that can be given back. The result and the name of the first call that failed. */
+static CUresult vmm_unmap(const struct rv_cuda_driver *driver, struct rv_cuda_memory *memory, const char **ret_call)
 {
+    const char *calls[] = {"cuMemUnmap", "cuMemAddressFree", "cuMemRelease"};
+    CUresult results[3] = {CUDA_SUCCESS, CUDA_SUCCESS, CUDA_SUCCESS};
+    unsigned i = 0;
+
     if (memory->address) {
-        (void)driver->MemUnmap(memory->address, memory->size);
-        (void)driver->MemAddressFree(memory->address, memory->size);
+        results[0] = driver->MemUnmap(memory->address, memory->size);
+        results[1] = driver->MemAddressFree(memory->address, memory->size);
         memory->address = 0;
     }
     if (memory->handle) {
-        (void)driver->MemRelease(memory->handle);
+        results[2] = driver->MemRelease(memory->handle);
         memory->handle = 0;
     }
+    while (i < 2 && results[i] == CUDA_SUCCESS)
+        i++;
+    *ret_call = calls[i];
+    return results[i];
 }
 
 /* The driver wrote a number; it must be a descriptor of this process, and no child's. */
@@ -149,6 +158,7 @@ static int take_descriptor(int fd, struct rv_error *err)
 int rv_cuda_vmm_export(struct rv_cuda_device *device, struct rv_cuda_memory *memory, struct rv_error *err)
 {
     const struct rv_cuda_driver *driver = &device->cuda->driver;
+    const char *call = "cuCtxSynchronize";
     struct rv_cuda_scope scope;
     CUresult result;
     int fd = -1, r;
@@ -167,12 +177,13 @@ int rv_cuda_vmm_export(struct rv_cuda_device *device, struct rv_cuda_memory *mem
     if (r < 0)
         goto out;
     result = driver->CtxSynchronize(); /* a failed copy is found here, before anybody reads the arena */
+    if (result == CUDA_SUCCESS)        /* it would not be read-only for others while it is mapped here */
+        result = vmm_unmap(driver, memory, &call);
     if (result != CUDA_SUCCESS) {
-        r = rv_cuda_failed(device->cuda, result, "cuCtxSynchronize", err);
+        r = rv_cuda_failed(device->cuda, result, call, err);
         (void)close(fd);
         goto out;
     }
-    vmm_unmap(driver, memory);
     r = fd;
 out:
     rv_cuda_leave(device, &scope);
@@ -254,6 +265,24 @@ int rv_cuda_ipc_create(struct rv_cuda_device *device, uint64_t size, struct rv_c
     return 0;
 }
 
+/* A handle says nothing of the size. The driver knows it of what it has opened; one that does not say is believed. */
+static int ipc_check_size(const struct rv_cuda *cuda, CUdeviceptr_v2 address, uint64_t size, struct rv_error *err)
+{
+    const struct rv_cuda_driver *driver = &cuda->driver;
+    CUdeviceptr_v2 start = 0;
+    size_t range = 0;
+
+    if (!driver->PointerGetAttribute ||
+        driver->PointerGetAttribute(&start, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address) != CUDA_SUCCESS ||
+        driver->PointerGetAttribute(&range, CU_POINTER_ATTRIBUTE_RANGE_SIZE, address) != CUDA_SUCCESS || range == 0)
+        return 0;
+    if (start > address || address - start > range || size > range - (address - start))
+        return rv_cuda_refused(err, EINVAL, RV_CUDA_ERROR(INTERNAL),
+                               "an opened arena has %zu bytes from its start, not %llu", range,
+                               (unsigned long long)size);
+    return 0;
+}
+
 int rv_cuda_ipc_open(struct rv_cuda_device *device, const struct rv_arena *arena, struct rv_cuda_memory *ret_memory,
                      struct rv_error *err)
 {
@@ -274,8 +303,13 @@ int rv_cuda_ipc_open(struct rv_cuda_device *device, const struct rv_arena *arena
     memcpy(&handle, arena->handle, sizeof(handle));
     /* The only flag there is, and it must be given. */
     result = device->cuda->driver.IpcOpenMemHandle(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-    if (result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS) {
         r = rv_cuda_failed_of(device->cuda, result, "cuIpcOpenMemHandle", arena->size, err);
+    } else {
+        r = ipc_check_size(device->cuda, address, arena->size, err);
+        if (r < 0)
+            (void)device->cuda->driver.IpcCloseMemHandle(address);
+    }
     rv_cuda_leave(device, &scope);
     if (r < 0)
         return r;
@@ -294,6 +328,7 @@ void rv_cuda_memory_close(struct rv_cuda_device *device, struct rv_cuda_memory *
     const struct rv_cuda_driver *driver = &device->cuda->driver;
     struct rv_cuda_scope scope;
     int last = rv_cuda_last_error();
+    const char *call;
 
     if ((memory->address || memory->handle) && !rv_cuda_is_forked(device->cuda)) {
         bool entered = rv_cuda_enter(device, &scope, NULL) == 0;
@@ -303,7 +338,7 @@ void rv_cuda_memory_close(struct rv_cuda_device *device, struct rv_cuda_memory *
         if (entered)
             (void)driver->CtxSynchronize();
         if (memory->backend == RV_BACKEND_CUDA_VMM)
-            vmm_unmap(driver, memory);
+            (void)vmm_unmap(driver, memory, &call);
         else if (entered)
             ipc_unmap(driver, memory);
         if (entered)

@@ -1,5 +1,6 @@
 /* Devices: their facts, and their primary contexts. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,7 +11,7 @@
 /* What is asked. Numbers, since Toolkit 12.0 has not all of the names. */
 static const struct {
     uint32_t number;
-    const char *name;
+    char name[RV_CUDA_ATTRIBUTE_NAME_MAX];
 } attributes[] = {
     {75, "compute_capability_major"},
     {76, "compute_capability_minor"},
@@ -67,8 +68,10 @@ static int ask_attributes(const struct rv_cuda *cuda, CUdevice_v1 device, struct
             continue; /* newer than this driver */
         if (result != CUDA_SUCCESS)
             return rv_cuda_failed(cuda, result, "cuDeviceGetAttribute", err);
-        info->attributes[info->attribute_count++] =
-            (struct rv_cuda_attribute){attributes[i].number, attributes[i].name, value};
+        info->attributes[info->attribute_count] =
+            (struct rv_cuda_attribute){.number = attributes[i].number, .value = value};
+        (void)snprintf(info->attributes[info->attribute_count++].name, RV_CUDA_ATTRIBUTE_NAME_MAX, "%s",
+                       attributes[i].name);
     }
     return 0;
 }

@@ -13,9 +13,9 @@
 #include "control/control.h"
 #include "log.h"
 #include "paths.h"
-#include "pool/devices.h"
 #include "pool/pool.h"
 #include "supervisor.h"
+#include "worker_private.h"
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
@@ -26,31 +26,6 @@
 #define EXIT_DO_NOT_RESTART 78     /* EX_CONFIG: the worker says that a restart does not help */
 #define RESTART_WAITS_MAX 64u
 #define LAST_WORDS_MAX 320 /* bytes of its last line that are shown as the reason of its end */
-
-struct rv_worker {
-    struct rv_child child; /* first: on_exit finds the worker by it */
-    struct rv_supervisor *supervisor;
-    const struct rv_config_type *type;
-    const struct rv_worker_kind *kind;
-    unsigned number;                 /* among those of its type */
-    struct rv_worker_record *record; /* in the state */
-    struct event *timer;             /* what it means depends on the state: see timers[] */
-    int turn_fd;                     /* its process waits at the other end for its turn to warm up; -1 = it does not */
-    bool has_turn;                   /* it warms up */
-    unsigned stop_step;              /* how many of the kind's steps were made; RV_WORKER_DRAINING */
-    uint64_t stop_us;                /* how long it was given so far */
-
-    uint64_t ping_sequence, ping_sent_us, tick_us;
-    bool ping_unanswered;
-    unsigned empty_pongs;
-
-    bool waits;         /* for its template; there is no process yet */
-    bool renewed;       /* in this start its template was made anew once already */
-    char long_way[192]; /* why the next start does without a template; empty = it may use one */
-
-    int lost_code;  /* it is ended since its device or what lay there is gone; 0 = it is not */
-    bool no_device; /* FAILED until its device is back */
-};
 
 struct rv_restart_wait {
     struct rv_session *session;
@@ -153,65 +128,6 @@ void rv_workers_next_turn(struct rv_supervisor *s)
         arm(next, next->type->start_timeout_us); /* waiting for it did not count */
 }
 
-/* ---- devices ---------------------------------------------------------------------------------------------------- */
-
-static int device_of(const struct rv_worker *w)
-{
-    return rv_devices_by_name(w->supervisor, rv_devices_of_type(w->type));
-}
-
-static bool device_is_lost(const struct rv_worker *w)
-{
-    int device = device_of(w);
-
-    return device >= 0 && w->supervisor->state.devices[device].state == RV_DEVICE_LOST;
-}
-
-static bool has_lease_on(const struct rv_worker *w, int device)
-{
-    const struct rv_lease *lease;
-
-    TAILQ_FOREACH (lease, &w->supervisor->state.leases, all_link)
-        if (lease->incarnation == w->child.process->incarnation && lease->generation &&
-            lease->generation->model->device == device)
-            return true;
-    return false;
-}
-
-static void end_users(struct rv_supervisor *s, int device, bool also_by_type, const struct rv_error *err)
-{
-    for (uint32_t i = 0; s->children && i < s->children->worker_count; i++) {
-        struct rv_worker *w = &s->children->workers[i];
-
-        if (w->child.process->pid <= 0 || (!has_lease_on(w, device) && !(also_by_type && device_of(w) == device)))
-            continue;
-        w->lost_code = err->code;
-        rv_child_kill(&w->child, err->message);
-    }
-}
-
-void rv_workers_device_lost(struct rv_supervisor *s, int device, const struct rv_error *err)
-{
-    end_users(s, device, true, err);
-}
-
-void rv_workers_memory_lost(struct rv_supervisor *s, int device, const struct rv_error *err)
-{
-    end_users(s, device, false, err);
-}
-
-void rv_workers_device_back(struct rv_supervisor *s, int device)
-{
-    for (uint32_t i = 0; s->children && i < s->children->worker_count; i++) {
-        struct rv_worker *w = &s->children->workers[i];
-
-        if (w->record->state != RV_WORKER_FAILED || !w->no_device || device_of(w) != device)
-            continue;
-        rv_log_info("worker %s starts again: %s is back", w->record->id, s->state.devices[device].name);
-        start(w);
-    }
-}
-
 /* ---- death ------------------------------------------------------------------------------------------------------ */
 
 struct verdict {
@@ -238,7 +154,7 @@ static void judge(struct rv_worker *w, const struct rv_exit_report *report, stru
         return;
     }
     if (w->lost_code) { /* no fault of its own */
-        w->no_device = device_is_lost(w);
+        w->no_device = rv_worker_device_is_lost(w);
         v->state = w->no_device ? RV_WORKER_FAILED : RV_WORKER_BACKOFF;
         (void)snprintf(v->next, sizeof(v->next), w->no_device ? "FAILED until the device is back" : "restarts at once");
         return;
@@ -368,20 +284,6 @@ static void started(struct rv_worker *w)
     rv_workers_next_turn(w->supervisor);
 }
 
-/* There is nothing that it could do: it starts when the device is back. */
-static void wait_for_device(struct rv_worker *w)
-{
-    const struct rv_device_record *d = &w->supervisor->state.devices[device_of(w)];
-
-    w->no_device = true;
-    (void)snprintf(w->record->last_exit, sizeof(w->record->last_exit), "not started: %s is lost: %.500s", d->name,
-                   d->reason);
-    rv_log_warning("worker %s %s", w->record->id, w->record->last_exit);
-    set_state(w, RV_WORKER_FAILED);
-    rv_port_give_up(&w->record->port);
-    restart_waits_check(w->supervisor);
-}
-
 /* A template's answer: how it goes on. */
 static void on_forked(struct rv_supervisor *s, struct rv_child *child, enum rv_fork_end end, const char *why)
 {
@@ -432,6 +334,11 @@ static int make_process(struct rv_worker *w, const struct rv_spawn_options *opti
     return r;
 }
 
+void rv_worker_start_again(struct rv_worker *w)
+{
+    start(w);
+}
+
 void rv_workers_start_waiting(struct rv_supervisor *s)
 {
     for (uint32_t i = 0; i < s->children->worker_count; i++)
@@ -455,8 +362,12 @@ static void start(struct rv_worker *w)
         return;
     end_turn(w); /* of a start that came to nothing */
     w->no_device = false;
-    if (device_is_lost(w)) {
-        wait_for_device(w);
+    if (rv_worker_device_is_lost(w)) {
+        w->no_device = true;
+        rv_worker_say_no_device(w);
+        set_state(w, RV_WORKER_FAILED);
+        rv_port_give_up(&w->record->port);
+        restart_waits_check(s);
         return;
     }
     if (w->kind->command(w->type, path, sizeof(path), argv, &err) < 0) {

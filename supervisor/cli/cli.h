@@ -12,6 +12,7 @@
 
 extern const struct rv_command rv_command_status, rv_command_models;                                 /* status.c */
 extern const struct rv_command rv_command_load, rv_command_unload, rv_command_pin, rv_command_unpin; /* model.c */
+extern const struct rv_command rv_command_devices;                                                   /* devices.c */
 extern const struct rv_command rv_command_submit;                                                    /* submit.c */
 extern const struct rv_command rv_command_jobs, rv_command_job, rv_command_cancel;                   /* jobs.c */
 extern const struct rv_command rv_command_fetch;                                                     /* fetch.c */

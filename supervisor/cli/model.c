@@ -14,8 +14,11 @@
 
 static const struct rv_option model_options[] = {
     {"timeout", 0, "SECONDS", "Give up waiting after this time; a load goes on."},
+    {"device", 0, "DEVICE", "Only there: host, cuda:0, or GPU- and a uuid."},
     {0},
 };
+
+enum { OPTION_TIMEOUT, OPTION_DEVICE }; /* their rows */
 
 struct bar {
     struct rv_progress progress;
@@ -31,7 +34,7 @@ static void on_progress(const Rv__LoadProgress *progress, void *context)
 
 static void print_model(const Resvisor__V1__ModelStatus *m, bool json)
 {
-    char size[32], time[32], name[256], state[32];
+    char size[32], time[32], name[256], state[32], device[64];
 
     if (json) {
         rv_json_print(rv_model_json(m));
@@ -39,8 +42,12 @@ static void print_model(const Resvisor__V1__ModelStatus *m, bool json)
     }
     rv_format_size(m->bytes, size, sizeof(size));
     rv_format_duration(m->load_ms * RV_MSEC, time, sizeof(time));
-    printf("%s: %s%s", rv_escape(name, sizeof(name), m->name, strlen(m->name)),
-           rv_escape(state, sizeof(state), m->state, strlen(m->state)), m->pinned ? ", pinned" : "");
+    printf("%s: %s", rv_escape(name, sizeof(name), m->name, strlen(m->name)),
+           rv_escape(state, sizeof(state), m->state, strlen(m->state)));
+    if (*m->device && strcmp(m->device, "host") != 0)
+        printf(" on %s", rv_escape(device, sizeof(device), m->device, strlen(m->device)));
+    if (m->pinned)
+        (void)fputs(", pinned", stdout);
     if (m->bytes)
         printf(", %s, %" PRIu64 " tensors, generation %" PRIu64 ", loaded in %s", size, m->tensors, m->generation,
                time);
@@ -68,9 +75,12 @@ static int run(const struct rv_command *command, Resvisor__V1__ModelAction actio
     int i, r, exit_code = RV_EXIT_DONE;
 
     rv_args_init(&args, command, argc, argv);
-    while ((i = rv_args_next(&args, &value)) >= 0)
-        if (!rv_args_seconds(&args, "timeout", value, &timeout_us))
+    while ((i = rv_args_next(&args, &value)) >= 0) {
+        if (i == OPTION_DEVICE)
+            body.device = (char *)value;
+        else if (!rv_args_seconds(&args, "timeout", value, &timeout_us))
             return rv_args_exit(&args, RV_ARGS_ERROR);
+    }
     if (i != RV_ARGS_END)
         return rv_args_exit(&args, i);
     body.action = action;
@@ -114,21 +124,26 @@ static int run_unpin(int argc, char **argv)
     return run(&rv_command_unpin, RESVISOR__V1__MODEL_ACTION__MODEL_UNPIN, argc, argv);
 }
 
-#define MODEL_COMMAND(word, what, more)                                                             \
-    const struct rv_command rv_command_##word = {.name = #word,                                     \
-                                                 .arguments = "MODEL [--timeout SECONDS] [--json]", \
-                                                 .summary = what,                                   \
-                                                 .text = more,                                      \
-                                                 .common = RV_COMMON_CONFIG | RV_COMMON_JSON,       \
-                                                 .min_arguments = 1,                                \
-                                                 .max_arguments = 1,                                \
-                                                 .options = model_options,                          \
+#define MODEL_COMMAND(word, what, more)                                                                               \
+    const struct rv_command rv_command_##word = {.name = #word,                                                       \
+                                                 .arguments = "MODEL [--device DEVICE] [--timeout SECONDS] [--json]", \
+                                                 .summary = what,                                                     \
+                                                 .text = more,                                                        \
+                                                 .common = RV_COMMON_CONFIG | RV_COMMON_JSON,                         \
+                                                 .min_arguments = 1,                                                  \
+                                                 .max_arguments = 1,                                                  \
+                                                 .options = model_options,                                            \
                                                  .run = run_##word}
 
 MODEL_COMMAND(
     load, "Load a model into memory and wait until it is there.",
     "MODEL is a configured name, or the path of a file inside a configured model folder. A model that is in memory\n"
-    "already and whose file is unchanged is left as it is.");
-MODEL_COMMAND(unload, "Take a model out of memory.", "Refused while the model has leases or is pinned.");
-MODEL_COMMAND(pin, "Keep a model in memory: it cannot be unloaded. Loads it if needed.", "");
-MODEL_COMMAND(unpin, "Let a pinned model go again.", "The model stays in memory until it is unloaded.");
+    "already and whose file is unchanged is left as it is. Without --device it is loaded to every device on which a\n"
+    "type that lists it wants it, else to the host.");
+MODEL_COMMAND(unload, "Take a model out of memory.",
+              "Refused while the model has leases or is pinned. Without --device it is taken from everywhere, or from "
+              "nowhere.");
+MODEL_COMMAND(pin, "Keep a model in memory: it cannot be unloaded. Loads it if needed.",
+              "Without --device it is pinned, and loaded, where `resvisor load` would load it.");
+MODEL_COMMAND(unpin, "Let a pinned model go again.",
+              "The model stays in memory until it is unloaded. Without --device it is unpinned everywhere.");

@@ -64,6 +64,7 @@ json_t *rv_model_json(const Resvisor__V1__ModelStatus *model)
     rv_json_set_integer(root, "read_bytes", model->read_bytes);
     rv_json_set_integer(root, "old_generations", model->old_generations);
     rv_json_set_text(root, "backend", model->backend);
+    rv_json_set_text(root, "device", model->device);
     if (model->total_bytes) {
         rv_json_set_integer(root, "progress_bytes", model->progress_bytes);
         rv_json_set_integer(root, "total_bytes", model->total_bytes);

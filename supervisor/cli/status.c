@@ -11,6 +11,7 @@
 #include "client.h"
 #include "clock.h"
 #include "config_keys.h"
+#include "devices.h"
 #include "output.h"
 
 #define ROUTER_TIMEOUT_US RV_SEC /* for the queues; without it the supervisor's part is shown */
@@ -100,6 +101,7 @@ static json_t *type_json(const Resvisor__V1__TypeStatus *type, const Resvisor__V
 
     rv_json_set_text(root, "name", type->name);
     rv_json_set_text(root, "kind", type->kind);
+    rv_json_set_text(root, "device", type->device);
     rv_json_set_text(root, "state", type->state);
     rv_json_set_integer(root, "queued", queue ? queue->queued : type->queued);
     rv_json_set_integer(root, "running", queue ? queue->running : type->running);
@@ -159,7 +161,7 @@ static void print_status_json(const struct facts *facts)
 {
     const Resvisor__V1__Status *s = facts->status;
     json_t *root = json_object(), *supervisor = json_object(), *router = json_object(), *pool = json_object(),
-           *types = json_array(), *templates = json_array();
+           *types = json_array(), *templates = json_array(), *devices = json_array();
 
     rv_json_set_text(root, "version", s->version);
     rv_json_set_integer(supervisor, "pid", s->supervisor_pid);
@@ -180,6 +182,10 @@ static void print_status_json(const struct facts *facts)
     rv_json_set_integer(pool, "bytes", s->pool_bytes);
     rv_json_set_integer(pool, "budget", s->pool_budget);
     (void)json_object_set_new(root, "pool", pool);
+    for (size_t i = 0; i < s->n_devices; i++)
+        (void)json_array_append_new(devices, rv_device_json(s->devices[i]));
+    (void)json_object_set_new(root, "devices", devices);
+    rv_json_set_text(root, "devices_reason", s->devices_reason);
     rv_json_set_integer(root, "clients", s->clients);
     rv_json_set_integer(root, "leases", s->leases);
     rv_json_set_integer(root, "bad_frames", s->bad_frames);
@@ -313,14 +319,26 @@ static void print_unusual(const Resvisor__V1__Status *status)
                 printf("%s: %s\n", status->types[i]->workers[k]->id, status->types[i]->workers[k]->detail);
 }
 
+static bool any_on_device(const Resvisor__V1__Status *status)
+{
+    for (size_t i = 0; i < status->n_models; i++)
+        if (*status->models[i]->device && strcmp(status->models[i]->device, "host") != 0)
+            return true;
+    return false;
+}
+
+/* Where they lie is a column only if not all lie on the host. */
 static void print_models(const Resvisor__V1__Status *status)
 {
     static const char *const titles[] = {"MODEL",  "STATE",      ">SIZE", ">TENSORS",    ">LEASES", "PIN",
                                          ">LOADS", ">LOAD TIME", ">READ", ">GENERATION", NULL};
+    static const char *const placed[] = {"MODEL", "DEVICE", "STATE",      ">SIZE", ">TENSORS",    ">LEASES",
+                                         "PIN",   ">LOADS", ">LOAD TIME", ">READ", ">GENERATION", NULL};
+    bool places = any_on_device(status);
     struct rv_table table;
     char size[32], load[32], bytes[32], safe[SAFE_MAX], name[SAFE_MAX];
 
-    rv_table_init(&table, titles);
+    rv_table_init(&table, places ? placed : titles);
     for (size_t i = 0; i < status->n_models; i++) {
         const Resvisor__V1__ModelStatus *m = status->models[i];
 
@@ -328,6 +346,8 @@ static void print_models(const Resvisor__V1__Status *status)
         rv_format_duration(m->load_ms * RV_MSEC, load, sizeof(load));
         rv_format_size(m->read_bytes, bytes, sizeof(bytes));
         rv_table_add(&table, "%s", m->name);
+        if (places)
+            rv_table_add(&table, "%s", m->device);
         rv_table_add(&table, "%s", m->state);
         rv_table_add(&table, "%s", size);
         rv_table_add(&table, "%" PRIu64, m->tensors);
@@ -351,6 +371,10 @@ static void print_models(const Resvisor__V1__Status *status)
 static void print_status(const struct facts *facts)
 {
     print_head(facts);
+    if (facts->status->n_devices) {
+        (void)putchar('\n');
+        rv_devices_print_table(facts->status->devices, facts->status->n_devices);
+    }
     if (facts->status->n_types) {
         (void)putchar('\n');
         print_types(facts);

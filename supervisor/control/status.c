@@ -24,6 +24,7 @@ struct answer {
     Resvisor__V1__TemplateStatus *templates;
     Resvisor__V1__TemplateStatus **template_pointers;
     char **template_types; /* RV_TYPES_MAX for each */
+    void *devices;
 };
 
 static void answer_free(struct answer *a)
@@ -38,6 +39,7 @@ static void answer_free(struct answer *a)
     free(a->templates);
     free(a->template_pointers);
     free(a->template_types);
+    free(a->devices);
 }
 
 static bool answer_allocate(struct answer *a, size_t types, size_t workers, size_t models, size_t templates)
@@ -231,8 +233,10 @@ void rv_status_send(struct rv_session *session, uint64_t id)
     struct rv_error err = {0};
     size_t n = 0;
 
-    if (!answer_allocate(&a, s->config->type_count, rv_worker_count(s), s->state.model_count,
-                         s->state.template_count)) {
+    a.status.devices = rv_devices_status(s, &a.status.n_devices, &a.devices);
+    a.status.devices_reason = s->state.devices_reason;
+    if (!a.status.devices || !answer_allocate(&a, s->config->type_count, rv_worker_count(s), s->state.model_count,
+                                              s->state.template_count)) {
         rv_error_set(&err, 0, RESVISOR__V1__ERROR_CODE__ERROR_NO_MEMORY, "no memory for the status");
         rv_session_reply(session, id, &err);
         answer_free(&a);

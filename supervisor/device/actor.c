@@ -277,6 +277,8 @@ static int step_poke(struct actor *a, const struct rv_call *call, struct rv_answ
 
 static int step_close(struct actor *a, const struct rv_call *call, struct rv_answer *answer, struct rv_error *err)
 {
+    int r = 0;
+
     (void)call;
     (void)answer;
     if (a->host) {
@@ -284,8 +286,13 @@ static int step_close(struct actor *a, const struct rv_call *call, struct rv_ans
         a->host = NULL;
         a->host_size = 0;
     }
-    rv_cuda_memory_close(a->device, &a->memory);
+    if (a->memory.backend == RV_BACKEND_CUDA_IPC)
+        r = rv_orders_close_ipc(a->cuda, rv_cuda_device_ordinal(a->device), &a->memory, err);
+    else
+        rv_cuda_memory_close(a->device, &a->memory);
     a->memory = (struct rv_cuda_memory){0};
+    if (r < 0)
+        return r;
     return rv_cuda_device_check(a->device, err); /* closing says nothing of its own: a broken context does */
 }
 
@@ -385,6 +392,7 @@ static void serve(struct actor *a, const struct rv_call *call, struct rv_answer 
     answer->code = err.code;
     answer->cuda_error = rv_cuda_last_error();
     memcpy(answer->text, err.message, sizeof(answer->text));
+    memcpy(answer->remedy, err.remedy, sizeof(answer->remedy));
 }
 
 int rv_actor_main(int parent)

@@ -23,10 +23,14 @@ int rv_speed_measure(struct rv_cuda_device *device, uint32_t backend, uint64_t s
 /*
  * Makes arenas and gives them back in every order that is allowed: unmap, release, close the descriptor, free the
  * address, end the context. 0 = no call failed that must not; answer->number: orders; answer->values[0]: bytes that the
- * device did not get back. cuda-vmm needs driver.h; without the Toolkit -EOPNOTSUPP.
+ * device did not get back; answer->text: what a call said after the end of its context, which is no failure. cuda-vmm
+ * needs driver.h; without the Toolkit -EOPNOTSUPP.
  */
 int rv_orders_vmm(struct rv_cuda *cuda, uint32_t ordinal, uint64_t size, struct rv_answer *answer,
                   struct rv_error *err);
+
+/* Closes (an importer) or frees (its owner) cuda-ipc memory by the bare call: rv_cuda_memory_close forgives errors. */
+int rv_orders_close_ipc(struct rv_cuda *cuda, uint32_t ordinal, struct rv_cuda_memory *memory, struct rv_error *err);
 
 /* Bytes that the device has free; 0 = not known, or they say nothing since the machine's memory is meant. */
 uint64_t rv_orders_free(struct rv_cuda *cuda, uint32_t ordinal);

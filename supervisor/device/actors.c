@@ -24,10 +24,10 @@
 extern char **environ;
 
 /* Everything else that is open here is O_CLOEXEC. */
-static int spawn(int socket, pid_t *ret_pid)
+static int spawn(int socket, const char *label, pid_t *ret_pid)
 {
     char parent[16];
-    char *argv[] = {(char *)"resvisor-device", (char *)RV_ACTOR_ROLE, parent, NULL};
+    char *argv[] = {(char *)"resvisor-device", (char *)RV_ACTOR_ROLE, parent, (char *)label, NULL};
     posix_spawn_file_actions_t actions;
     posix_spawnattr_t attributes;
     sigset_t none;
@@ -51,7 +51,8 @@ static int spawn(int socket, pid_t *ret_pid)
     return -r;
 }
 
-int rv_actor_start(struct rv_actor *actor, const uint8_t *uuid, uint64_t answer_us, struct rv_error *err)
+int rv_actor_start(struct rv_actor *actor, const char *label, const uint8_t *uuid, uint64_t answer_us,
+                   struct rv_error *err)
 {
     struct rv_call call = {.step = RV_STEP_OPEN};
     int pair[2], r = rv_frame_pair(pair);
@@ -59,7 +60,7 @@ int rv_actor_start(struct rv_actor *actor, const uint8_t *uuid, uint64_t answer_
     if (r < 0)
         return rv_error_set(err, -r, ERROR(NO_MEMORY), "no sockets for a process of the self-test: %s", strerror(-r));
     *actor = (struct rv_actor){.pidfd = -1, .socket = pair[0], .answer_us = answer_us};
-    r = spawn(pair[1], &actor->pid);
+    r = spawn(pair[1], label, &actor->pid);
     (void)close(pair[1]);
     if (r < 0) {
         (void)close(actor->socket);
@@ -115,8 +116,11 @@ static int receive(struct rv_actor *actor, uint32_t step, struct rv_answer *ret_
     if (r < 0)
         return died(actor, step, err);
     ret_answer->text[sizeof(ret_answer->text) - 1] = '\0';
-    if (ret_answer->result < 0)
+    ret_answer->remedy[sizeof(ret_answer->remedy) - 1] = '\0';
+    if (ret_answer->result < 0) {
         rv_error_set(err, -ret_answer->result, ret_answer->code, "%s", ret_answer->text);
+        rv_error_remedy(err, "%s", ret_answer->remedy);
+    }
     return ret_answer->result;
 }
 

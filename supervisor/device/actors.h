@@ -23,10 +23,12 @@ struct rv_actor {
     }
 
 /*
- * Starts one and, unless uuid is NULL, has it make a context on that device; the first step waits for that, so several
- * start at the same time. answer_us: how long each step may take; opening and finding RV_CONTEXT_FACTOR times that.
+ * Starts one; label is its last argument, for people. Unless uuid is NULL, it makes a context on that device; the
+ * first step waits for that, so several start at the same time. answer_us: how long each step may take; opening and
+ * finding RV_CONTEXT_FACTOR times that.
  */
-int rv_actor_start(struct rv_actor *actor, const uint8_t *uuid, uint64_t answer_us, struct rv_error *err);
+int rv_actor_start(struct rv_actor *actor, const char *label, const uint8_t *uuid, uint64_t answer_us,
+                   struct rv_error *err);
 
 /*
  * One step. fd >= 0 goes along and stays the caller's; *ret_fd (may be NULL) is the caller's. Returns the answer's

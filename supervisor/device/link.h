@@ -13,7 +13,7 @@
 #include "rv_cuda.h"
 
 #define RV_ACTOR_FD 3         /* an actor's end */
-#define RV_ACTOR_ROLE "actor" /* its first argument; the second is the process that started it */
+#define RV_ACTOR_ROLE "actor" /* its first argument; then the process that started it, and what it is there for */
 
 enum rv_step {
     RV_STEP_FIND,    /* opens the driver. number of devices, version */
@@ -53,7 +53,7 @@ struct rv_answer {
     uint64_t values[RV_SPEED_COUNT];
     struct rv_arena arena;
     struct rv_cuda_info info;
-    char text[RV_ERROR_TEXT_MAX];
+    char text[RV_ERROR_TEXT_MAX], remedy[RV_ERROR_TEXT_MAX / 2];
 };
 
 const char *rv_step_name(uint32_t step);

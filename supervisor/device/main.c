@@ -39,7 +39,7 @@ int main(int argc, char **argv)
 {
     int socket;
 
-    if (argc == 3 && strcmp(argv[1], RV_ACTOR_ROLE) == 0)
+    if (argc == 4 && strcmp(argv[1], RV_ACTOR_ROLE) == 0)
         return rv_actor_main(atoi(argv[2]));
     if (argc > 1)
         return rv_by_hand(argc, argv);

@@ -42,7 +42,8 @@ struct round {
     CUmemGenericAllocationHandle handle;
     CUdeviceptr address;
     int fd;
-    bool context; /* is retained and current */
+    bool context;         /* is retained and current */
+    struct rv_error note; /* what a call said after the context's end */
 };
 
 static int failed(const struct round *round, const char *call, CUresult result, struct rv_error *err)
@@ -56,8 +57,8 @@ static int failed(const struct round *round, const char *call, CUresult result, 
         for (size_t i = 0; i < COUNT(letters); i++)
             if (letters[i].letter == *p && used < sizeof(words))
                 used += (size_t)snprintf(words + used, sizeof(words) - used, "%s%s", used ? ", " : "", letters[i].word);
-    return rv_error_set(err, EIO, ERROR(DEVICE), "%s: %d %s, in the order %s", call, (int)result, name ? name : "?",
-                        *words ? words : "of the start");
+    return rv_error_set(err, EIO, ERROR(DEVICE), "%s: %d %s%s%s", call, (int)result, name ? name : "?",
+                        *words ? ", in the order " : "", words);
 }
 
 static int context_make(struct round *round, struct rv_error *err)
@@ -112,11 +113,25 @@ static int make(struct round *round, bool imported, struct rv_error *err)
     return 0;
 }
 
-/* A context that has ended may have taken the mapping along. */
+/* A context that has ended may have taken the mapping along: no document says so, and none says that it must not. Then
+ * the calls may find nothing; whether the memory comes back is what counts. */
 static bool is_gone(const struct round *round, CUresult result)
 {
-    return !round->context && (result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT ||
-                               result == CUDA_ERROR_DEINITIALIZED);
+    static const CUresult gone[] = {CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_INVALID_CONTEXT,
+                                    CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_CONTEXT_IS_DESTROYED};
+
+    for (size_t i = 0; i < COUNT(gone); i++)
+        if (!round->context && result == gone[i])
+            return true;
+    return false;
+}
+
+static const char *call_of(char letter)
+{
+    for (size_t i = 0; i < COUNT(letters); i++)
+        if (letters[i].letter == letter)
+            return letters[i].call;
+    return "?";
 }
 
 static CUresult give_back(struct round *round, char letter)
@@ -151,11 +166,13 @@ static int play(struct round *round, const char *order, bool imported, struct rv
     for (const char *p = order; r == 0 && *p; p++) {
         CUresult result = give_back(round, *p);
 
-        if (result == CUDA_SUCCESS || is_gone(round, result))
+        if (result == CUDA_SUCCESS)
             continue;
-        for (size_t i = 0; i < COUNT(letters); i++)
-            if (letters[i].letter == *p)
-                r = failed(round, letters[i].call, result, err);
+        r = failed(round, call_of(*p), result, err);
+        if (is_gone(round, result)) {
+            round->note = *err;
+            r = 0;
+        }
     }
     return r;
 }
@@ -237,5 +254,33 @@ int rv_orders_vmm(struct rv_cuda *cuda, uint32_t ordinal, uint64_t size, struct 
         r = result == CUDA_SUCCESS ? 0 : failed(&round, "cuDevicePrimaryCtxRelease", result, err);
     }
     answer->values[0] = lost >= size ? lost : 0;
+    memcpy(answer->text, round.note.message, sizeof(answer->text));
+    return r;
+}
+
+static int close_ipc(struct round *round, struct rv_cuda_memory *memory, struct rv_error *err)
+{
+    if (memory->owned)
+        CALL(MemFree, memory->address);
+    else
+        CALL(IpcCloseMemHandle, memory->address);
+    memory->address = 0;
+    CALL(CtxSynchronize);
+    return 0;
+}
+
+int rv_orders_close_ipc(struct rv_cuda *cuda, uint32_t ordinal, struct rv_cuda_memory *memory, struct rv_error *err)
+{
+    struct round round = {.driver = rv_cuda_driver_of(cuda), .order = ""};
+    CUresult result = round.driver->DeviceGet(&round.device, (int)ordinal);
+    int r;
+
+    if (result != CUDA_SUCCESS)
+        return failed(&round, "cuDeviceGet", result, err);
+    r = context_make(&round, err); /* the process' one, which is open already */
+    if (r == 0)
+        r = close_ipc(&round, memory, err);
+    if (round.context)
+        (void)give_back(&round, 'c');
     return r;
 }

@@ -145,7 +145,7 @@ static const char usage[] =
     "       resvisor-device --self-test [cuda:N|GPU-UUID] [--timeout SECONDS]\n"
     "\n"
     "Without arguments it is started by resvisor. --timeout: how long one step of the self-test\n"
-    "may take, 1 to 600 (10). Exit codes: 0 no row failed, 1 one failed or there is no device.\n";
+    "may take, 1 to 600 (10). Exit codes: 0 every device has a backend and no row failed, else 1.\n";
 
 static void print_device(const struct rv_found *found, const struct rv_cuda_info *device)
 {
@@ -188,11 +188,12 @@ static bool is_named(const struct rv_cuda_info *device, const char *name)
 static int print_all(bool list, const char *name, uint64_t answer_us)
 {
     static struct rv_found found;
-    uint32_t failed = 0, shown = 0;
+    uint32_t bad = 0, shown = 0;
 
     rv_selftest_find(answer_us, &found);
     for (uint32_t i = 0; i < found.count; i++) {
         const struct rv_cuda_info *device = &found.devices[i];
+        struct rv_verdict verdict;
 
         if (!is_named(device, name))
             continue;
@@ -203,12 +204,13 @@ static int print_all(bool list, const char *name, uint64_t answer_us)
             continue;
         }
         (void)printf("%-9s %-15s %-8s %11s  %s\n", "BACKEND", "TEST", "RESULT", "TIME", "DETAIL");
-        failed += rv_selftest_run(device, answer_us, print_row, NULL);
+        verdict = rv_selftest_run(device, answer_us, print_row, NULL);
+        bad += verdict.failed > 0 || verdict.usable == 0;
     }
     if (shown == 0)
         (void)fprintf(stderr, "resvisor-device: %s\n",
                       found.count ? "the driver does not see that device" : found.reason);
-    return shown > 0 && failed == 0 ? 0 : 1;
+    return shown > 0 && bad == 0 ? 0 : 1;
 }
 
 int rv_by_hand(int argc, char **argv)

@@ -21,6 +21,8 @@
 #define SEED UINT64_C(0x7265737669736f72)
 #define PASSES 3 /* memory that is missing after each of them is lost; after one, another program has it */
 
+#define NOT_SUPPORTED 801 /* CUDA_ERROR_NOT_SUPPORTED of cuda.h */
+
 enum { SKIPPED = 1 }; /* beside 0 = ok and negative errnos */
 
 struct test {
@@ -28,7 +30,8 @@ struct test {
     uint64_t answer_us;
     rv_row_function *tell;
     void *context;
-    uint32_t backend, failed;
+    uint32_t backend;
+    struct rv_verdict verdict;
     struct rv_actor owner, importer;
     struct rv_arena arena;
     int fd; /* of the arena */
@@ -58,9 +61,9 @@ static uint64_t speed_size(const struct test *t)
     return size > test_size(t) ? size : test_size(t);
 }
 
-static int start(struct test *t, struct rv_actor *actor)
+static int start(struct test *t, struct rv_actor *actor, const char *label)
 {
-    return rv_actor_start(actor, t->device->uuid, t->answer_us, &t->err);
+    return rv_actor_start(actor, label, t->device->uuid, t->answer_us, &t->err);
 }
 
 static int step_with(struct test *t, struct rv_actor *actor, enum rv_step step, uint32_t number, int *ret_fd)
@@ -103,16 +106,20 @@ char *rv_speed_text(uint64_t bytes_per_second, char *buffer, uint64_t size)
 
 static int row_create(struct test *t)
 {
-    int r = start(t, &t->owner);
+    int r = start(t, &t->owner, "owner");
 
     if (r == 0)
-        r = start(t, &t->importer); /* both make their contexts at the same time */
+        r = start(t, &t->importer, "importer"); /* both make their contexts at the same time */
     if (r == 0)
         r = step(t, &t->owner, RV_STEP_FREE);
     if (r < 0)
         return r;
     t->free_bytes = t->answer.values[0];
     r = step(t, &t->owner, RV_STEP_CREATE);
+    if (r < 0 && t->answer.cuda_error == NOT_SUPPORTED) {
+        detail(t, t->err.message);
+        return SKIPPED;
+    }
     if (r < 0)
         return r;
     t->arena = t->answer.arena;
@@ -172,7 +179,7 @@ static int row_read_only(struct test *t)
         return SKIPPED;
     }
     for (int i = 0; r == 0 && i < RV_POKE_COUNT; i++)
-        r = start(t, &actors[i]);
+        r = start(t, &actors[i], "writer");
     for (int i = 0; r == 0 && i < RV_POKE_COUNT; i++)
         r = poke(t, &actors[i], (enum rv_poke)i);
     for (int i = 0; i < RV_POKE_COUNT; i++)
@@ -191,7 +198,7 @@ static int ipc_ways(struct test *t, struct rv_actor *owner)
     static const enum rv_step ends[] = {RV_STEP_CLOSE, RV_STEP_LEAVE, RV_STEP_COUNT};
     struct rv_actor importer = RV_ACTOR_INIT;
     struct rv_arena kept = t->arena;
-    int r = start(t, &importer);
+    int r = start(t, &importer, "closing-importer");
 
     for (int i = 0; r == 0 && i < 3; i++) {
         r = step(t, owner, RV_STEP_CREATE);
@@ -237,15 +244,18 @@ static int close_ipc(struct test *t, struct rv_actor *owner)
 static int row_close_order(struct test *t)
 {
     struct rv_actor actor = RV_ACTOR_INIT;
-    int r = start(t, &actor);
+    char text[RV_ERROR_TEXT_MAX];
+    int r = start(t, &actor, "closer");
 
     if (r == 0 && t->backend == RV_BACKEND_CUDA_IPC) {
         r = close_ipc(t, &actor);
     } else if (r == 0) {
         r = step(t, &actor, RV_STEP_ORDERS);
         if (r == 0) {
-            (void)snprintf(t->row.detail, sizeof(t->row.detail), "%u orders%s", t->answer.number,
-                           t->free_bytes ? ", all memory came back" : "");
+            (void)snprintf(text, sizeof(text), "%u orders%s%s%.400s", t->answer.number,
+                           t->free_bytes ? ", all memory came back" : "", t->answer.text[0] ? "; " : "",
+                           t->answer.text);
+            detail(t, text);
             if (t->answer.values[0] > 0)
                 r = lost(t, t->answer.values[0]);
         }
@@ -331,7 +341,7 @@ static int row_after_exit(struct test *t)
     }
     rv_actor_kill(&t->owner);
     rv_actor_kill(&t->importer);
-    r = start(t, &actor);
+    r = start(t, &actor, "heir");
     if (r == 0)
         r = step(t, &actor, RV_STEP_IMPORT);
     if (r == 0)
@@ -384,7 +394,9 @@ static void tell(struct test *t, const char *name, const char *result, uint64_t 
 
 static void test_backend(struct test *t)
 {
+    uint32_t failed_before = t->verdict.failed;
     const char *broken = NULL;
+    bool exists = true;
 
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         uint64_t started = rv_now_us();
@@ -399,14 +411,19 @@ static void test_backend(struct test *t)
         }
         r = rows[i].run(t);
         if (r < 0) {
-            t->failed++;
+            t->verdict.failed++;
             t->row.bytes_per_second = 0;
             detail(t, t->err.message);
         }
         tell(t, rows[i].name, r < 0 ? "failed" : r == SKIPPED ? "skipped" : "ok", started);
         if (r < 0 && rows[i].essential)
             broken = rows[i].name;
+        exists = r != SKIPPED || !rows[i].essential;
+        if (!exists)
+            break; /* the device does not have this backend */
     }
+    if (exists && t->verdict.failed == failed_before)
+        t->verdict.usable++;
     rv_actor_kill(&t->owner);
     rv_actor_kill(&t->importer);
     if (t->fd >= 0)
@@ -427,8 +444,8 @@ static const char *says_no(const struct rv_cuda_info *device, uint32_t backend)
     return NULL;
 }
 
-uint32_t rv_selftest_run(const struct rv_cuda_info *device, uint64_t answer_us, rv_row_function *tell_row,
-                         void *context)
+struct rv_verdict rv_selftest_run(const struct rv_cuda_info *device, uint64_t answer_us, rv_row_function *tell_row,
+                                  void *context)
 {
     static const uint32_t backends[] = {RV_BACKEND_CUDA_VMM, RV_BACKEND_CUDA_IPC, RV_BACKEND_MEMFD};
     struct test t = {.device = device,
@@ -451,7 +468,15 @@ uint32_t rv_selftest_run(const struct rv_cuda_info *device, uint64_t answer_us, 
         detail(&t, reason);
         tell(&t, rows[0].name, "skipped", 0);
     }
-    return t.failed;
+    return t.verdict;
+}
+
+/* With what to do, where that is more than what is said of every such error. */
+static void tell_reason(const struct rv_error *err, char *buffer, size_t size)
+{
+    bool own = err->remedy[0] && strcmp(err->remedy, rv_error_row(err->code)->remedy) != 0;
+
+    (void)snprintf(buffer, size, "%.250s%s%.250s", err->message, own ? "; " : "", own ? err->remedy : "");
 }
 
 void rv_selftest_find(uint64_t answer_us, struct rv_found *ret_found)
@@ -461,7 +486,7 @@ void rv_selftest_find(uint64_t answer_us, struct rv_found *ret_found)
     struct rv_error err = {0};
     struct rv_answer answer;
     uint32_t count;
-    int r = rv_actor_start(&actor, NULL, answer_us, &err);
+    int r = rv_actor_start(&actor, "finder", NULL, answer_us, &err);
 
     *ret_found = (struct rv_found){0};
     if (r == 0)
@@ -477,8 +502,10 @@ void rv_selftest_find(uint64_t answer_us, struct rv_found *ret_found)
         r = rv_actor_do(&actor, &call, -1, &answer, NULL, &err);
         if (r == 0)
             ret_found->devices[ret_found->count++] = answer.info;
+        else
+            (void)fprintf(stderr, "resvisor-device: cuda:%u is left out: %s\n", call.number, err.message);
     }
     rv_actor_kill(&actor);
     if (ret_found->count == 0)
-        memcpy(ret_found->reason, err.message, sizeof(ret_found->reason));
+        tell_reason(&err, ret_found->reason, sizeof(ret_found->reason));
 }

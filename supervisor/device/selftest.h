@@ -31,8 +31,14 @@ typedef void rv_row_function(void *context, const struct rv_cuda_info *device, c
 /* answer_us: how long an actor may take for a step (RV_ANSWER_US). */
 void rv_selftest_find(uint64_t answer_us, struct rv_found *ret_found);
 
-/* Tests every backend of one device; rows are told as they come. Returns how many failed. */
-uint32_t rv_selftest_run(const struct rv_cuda_info *device, uint64_t answer_us, rv_row_function *tell, void *context);
+struct rv_verdict {
+    uint32_t failed; /* rows */
+    uint32_t usable; /* backends: `create` is ok and no row failed */
+};
+
+/* Tests every backend of one device; rows are told as they come. */
+struct rv_verdict rv_selftest_run(const struct rv_cuda_info *device, uint64_t answer_us, rv_row_function *tell,
+                                  void *context);
 
 /* "12.3 GB/s". Returns buffer. */
 char *rv_speed_text(uint64_t bytes_per_second, char *buffer, uint64_t size);

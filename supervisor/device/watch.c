@@ -292,13 +292,11 @@ static int tell_memory(struct watch *w, struct gpu *gpu)
 
 static int tell_nothing(int socket, const char *reason)
 {
-    Rv__DeviceDone body = RV__DEVICE_DONE__INIT;
-    Rv__Frame message = RV__FRAME__INIT;
+    struct rv_error err = {0};
 
-    body.reason = (char *)reason;
-    message.body_case = RV__FRAME__BODY_DEVICE_DONE;
-    message.device_done = &body;
-    return rv_child_send(socket, &message, NULL, 0);
+    rv_error_set(&err, ENODEV, RESVISOR__V1__ERROR_CODE__ERROR_UNSUPPORTED, "%s", reason);
+    rv_child_error(socket, 0, &err);
+    return 0;
 }
 
 int rv_work_watch(int socket, const Rv__DeviceStart *start)
@@ -315,7 +313,7 @@ int rv_work_watch(int socket, const Rv__DeviceStart *start)
     rv_child_finished(); /* the regular end: the supervisor closes */
     reason = find(&w, buffer, sizeof(buffer));
     if (reason)
-        return tell_nothing(socket, reason) == 0 ? 0 : 1;
+        return tell_nothing(socket, reason);
     start_events(&w);
     while (r == 0) {
         for (uint32_t i = 0; r == 0 && i < w.count; i++)

@@ -10,8 +10,8 @@ int rv_work_test(int socket, const Rv__DeviceStart *start);
 /* WORK_HOLD: allocates and frees as it is told. Ends when the channel closes; the kernel gives back what is left. */
 int rv_work_hold(int socket, const Rv__DeviceStart *start);
 
-/* WORK_WATCH: tells NVML's numbers every watch_ms and Xids when they come. 0 with a DeviceDone that says why, if there
- * is nothing to watch. */
+/* WORK_WATCH: tells NVML's numbers every watch_ms and Xids when they come. 0 after an Error that says why, if there is
+ * nothing to watch. */
 int rv_work_watch(int socket, const Rv__DeviceStart *start);
 
 /* By hand: `--list`, `--self-test [DEVICE] [--timeout SECONDS]`. */

@@ -168,10 +168,11 @@ static int hand_over(const struct load *l)
 
 static void report(const struct load *l)
 {
-    int fault = l->sink ? rv_sink_fault(l->sink) : 0;
+    const char *what = "";
+    int fault = l->sink ? rv_sink_fault(l->sink, &what) : 0;
 
     if (fault)
-        rv_control_fault(l->socket, l->uuid, fault, l->err.message);
+        rv_control_fault(l->socket, l->uuid, fault, what);
     rv_child_error(l->socket, 0, &l->err);
 }
 

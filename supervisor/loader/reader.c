@@ -81,11 +81,15 @@ static int open_direct(int file, uint32_t *ret_align)
     return fd;
 }
 
+/* As many blocks as there are slots, or as the range has. */
 static int allocate(struct rv_reader *reader)
 {
-    uint64_t size = (uint64_t)reader->block * RV_READER_SLOTS + BUFFER_ALIGN;
-    uint8_t *memory = reader->source ? reader->source->allocate(reader->source->context, size) : NULL;
+    uint64_t blocks = (reader->end - reader->next_offset + reader->block - 1) / reader->block, size;
+    uint8_t *memory;
 
+    blocks = blocks < RV_READER_SLOTS ? blocks : RV_READER_SLOTS;
+    size = blocks * reader->block + BUFFER_ALIGN;
+    memory = reader->source ? reader->source->allocate(reader->source->context, size) : NULL;
     if (!memory) {
         memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (memory == MAP_FAILED)
@@ -95,7 +99,7 @@ static int allocate(struct rv_reader *reader)
     }
     reader->memory = memory;
     memory += (BUFFER_ALIGN - (uintptr_t)memory % BUFFER_ALIGN) % BUFFER_ALIGN;
-    for (unsigned i = 0; i < RV_READER_SLOTS; i++)
+    for (unsigned i = 0; i < blocks; i++)
         reader->slots[i].buffer = memory + (uint64_t)i * reader->block;
     return 0;
 }

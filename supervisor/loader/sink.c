@@ -94,8 +94,9 @@ const char *rv_sink_note(const struct rv_sink *sink)
     return sink->note;
 }
 
-int rv_sink_fault(const struct rv_sink *sink)
+int rv_sink_fault(const struct rv_sink *sink, const char **ret_what)
 {
+    *ret_what = sink->fault_what;
     return sink->fault;
 }
 

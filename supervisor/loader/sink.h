@@ -58,8 +58,9 @@ int rv_sink_hand_over(struct rv_sink *sink, struct rv_arena *ret_arena, int *ret
 /* For people: how it was written, such as "pinned"; "" = nothing to say. */
 const char *rv_sink_note(const struct rv_sink *sink);
 
-/* The number of the driver's error that made a function above fail; 0 = it was not the driver. */
-int rv_sink_fault(const struct rv_sink *sink);
+/* The first error of the driver that made a function above fail: its number, and *ret_what says which call. 0 = none.
+ */
+int rv_sink_fault(const struct rv_sink *sink, const char **ret_what);
 
 /* What was not handed over is given back. The reader must be closed before. NULL is fine. */
 void rv_sink_destroy(struct rv_sink *sink);

@@ -40,11 +40,19 @@ static struct device_sink *device_of(struct rv_sink *sink)
     return (struct device_sink *)sink; /* base is the first member */
 }
 
-/* Passes r on, and keeps the driver's number if it was the driver. To be called in the thread that failed. */
-static int checked(struct device_sink *sink, int r)
+static void keep_fault(struct device_sink *sink, int number, const struct rv_error *err)
 {
-    if (r < 0 && sink->base.fault == 0)
-        sink->base.fault = rv_cuda_last_error();
+    if (number == 0 || sink->base.fault != 0)
+        return;
+    sink->base.fault = number;
+    (void)snprintf(sink->base.fault_what, sizeof(sink->base.fault_what), "%s", err->message);
+}
+
+/* Passes r on, and keeps the error if it is the driver's. To be called in the thread that failed. */
+static int checked(struct device_sink *sink, int r, const struct rv_error *err)
+{
+    if (r < 0)
+        keep_fault(sink, rv_cuda_last_error(), err);
     return r;
 }
 
@@ -104,7 +112,7 @@ static int device_plan(struct rv_sink *base, uint64_t used, uint64_t *ret_bytes,
 
     join_opener(sink);
     if (sink->opened < 0) {
-        base->fault = sink->open_fault;
+        keep_fault(sink, sink->open_fault, &sink->open_error);
         *err = sink->open_error;
         return sink->opened;
     }
@@ -156,7 +164,7 @@ static int device_begin(struct rv_sink *base, uint64_t used, const struct rv_are
     if (r == 0)
         r = rv_copy_init(&sink->copy, sink->device, sink->memory.address, base->arena.size, err);
     if (r < 0)
-        return checked(sink, r);
+        return checked(sink, r, err);
     if (sink->copy.pinned)
         (void)snprintf(base->note, sizeof(base->note), "pinned");
     else
@@ -167,12 +175,12 @@ static int device_begin(struct rv_sink *base, uint64_t used, const struct rv_are
 
 static int device_put(struct rv_sink *base, uint64_t offset, const uint8_t *data, uint64_t length, struct rv_error *err)
 {
-    return checked(device_of(base), rv_copy_put(&device_of(base)->copy, offset, data, length, err));
+    return checked(device_of(base), rv_copy_put(&device_of(base)->copy, offset, data, length, err), err);
 }
 
 static int device_mark(struct rv_sink *base, uint64_t *ret_mark, struct rv_error *err)
 {
-    return checked(device_of(base), rv_copy_mark(&device_of(base)->copy, ret_mark, err));
+    return checked(device_of(base), rv_copy_mark(&device_of(base)->copy, ret_mark, err), err);
 }
 
 static uint64_t device_reached(struct rv_sink *base)
@@ -182,7 +190,7 @@ static uint64_t device_reached(struct rv_sink *base)
 
 static int device_wait(struct rv_sink *base, uint64_t mark, struct rv_error *err)
 {
-    return checked(device_of(base), rv_copy_wait(&device_of(base)->copy, mark, err));
+    return checked(device_of(base), rv_copy_wait(&device_of(base)->copy, mark, err), err);
 }
 
 static int device_finish(struct rv_sink *base, struct rv_error *err)
@@ -192,7 +200,7 @@ static int device_finish(struct rv_sink *base, struct rv_error *err)
 
     if (r == 0)
         r = rv_cuda_device_check(sink->device, err);
-    return checked(sink, r);
+    return checked(sink, r, err);
 }
 
 static void device_stop(struct rv_sink *base)
@@ -213,7 +221,7 @@ static int device_hand_over(struct rv_sink *base, int *ret_fd, struct rv_error *
     }
     r = rv_cuda_vmm_export(sink->device, &sink->memory, err);
     if (r < 0)
-        return checked(sink, r);
+        return checked(sink, r, err);
     *ret_fd = r;
     return 0;
 }

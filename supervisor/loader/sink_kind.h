@@ -12,6 +12,7 @@ struct rv_sink {
     struct rv_reader_memory memory; /* allocate NULL = ordinary */
     char note[96];
     int fault; /* CUresult */
+    char fault_what[RV_ERROR_TEXT_MAX];
 };
 
 struct rv_sink_kind {

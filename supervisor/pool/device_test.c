@@ -20,14 +20,14 @@
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
-#define SILENCE_US (60 * RV_SEC) /* cuInit of a machine with many devices takes its time */
-#define LONGEST_US (600 * RV_SEC)
+#define LONGEST_TIMES 10u /* cuda.test_timeout: in all, however much it says */
 #define WAITS_MAX 16u
 #define CACHE_NAME "devices"
 
 struct search_wait {
     struct rv_session *session;
     uint64_t id;
+    int device; /* that is shown; -1 = all */
 };
 
 struct rv_device_search {
@@ -56,13 +56,14 @@ static void start_next(struct rv_supervisor *s);
 
 /* ---- who waits -------------------------------------------------------------------------------------------------- */
 
-int rv_device_search_wait(struct rv_supervisor *s, struct rv_session *session, uint64_t id, struct rv_error *err)
+int rv_device_search_wait(struct rv_supervisor *s, struct rv_session *session, uint64_t id, int device,
+                          struct rv_error *err)
 {
     struct rv_device_search *search = s->devices->search;
 
     if (search->wait_count >= WAITS_MAX)
         return rv_error_set(err, EBUSY, ERROR(LIMIT), "%u requests wait for a self-test already", WAITS_MAX);
-    search->waits[search->wait_count++] = (struct search_wait){session, id};
+    search->waits[search->wait_count++] = (struct search_wait){session, id, device};
     return 0;
 }
 
@@ -85,7 +86,7 @@ static void answer_waits(struct rv_supervisor *s)
     while (search->wait_count) {
         struct search_wait wait = search->waits[--search->wait_count];
 
-        rv_device_send_list(wait.session, wait.id, "");
+        rv_device_send_list(wait.session, wait.id, wait.device);
     }
 }
 
@@ -342,13 +343,16 @@ static void on_timer(int fd, short what, void *context)
 
     (void)fd;
     (void)what;
-    fail(s, s->devices->search->done ? "did not end after its report" : "said nothing for too long");
+    fail(s, s->devices->search->done ? "did not end after its report"
+                                     : "said nothing for as long as cuda.test_timeout allows");
 }
 
-static void arm(struct rv_device_search *search)
+static void arm(struct rv_supervisor *s)
 {
-    uint64_t spent = rv_now_us() - search->started_us, left = spent < LONGEST_US ? LONGEST_US - spent : 1;
-    struct timeval tv = rv_timeval(left < SILENCE_US ? left : SILENCE_US);
+    struct rv_device_search *search = s->devices->search;
+    uint64_t silence = s->config->cuda_test_timeout_us, longest = LONGEST_TIMES * silence;
+    uint64_t spent = rv_now_us() - search->started_us, left = spent < longest ? longest - spent : 1;
+    struct timeval tv = rv_timeval(left < silence ? left : silence);
 
     (void)event_add(search->timer, &tv);
 }
@@ -369,7 +373,7 @@ static void begin(struct rv_supervisor *s)
 
         if (search->only >= 0 && search->only != (int)i)
             continue;
-        if (d->state == RV_DEVICE_READY && rv_device_in_use(s, (int)i))
+        if (d->state == RV_DEVICE_READY && (s->devices->extras[i].suspected || rv_device_in_use(s, (int)i)))
             s->devices->extras[i].suspected = true;
         else if (d->state != RV_DEVICE_LOST) /* that it stays until it is mended */
             d->state = RV_DEVICE_TESTING;
@@ -383,7 +387,7 @@ static void begin(struct rv_supervisor *s)
         return;
     }
     search->spawned = true;
-    arm(search);
+    arm(s);
 }
 
 static void start_next(struct rv_supervisor *s)
@@ -546,7 +550,7 @@ bool rv_device_search_on_frame(struct rv_supervisor *s, const Rv__Frame *frame)
         return true; /* it is being killed */
     if (search->done)
         return false;
-    arm(search);
+    arm(s);
     switch (frame->body_case) {
     case RV__FRAME__BODY_DEVICE_FOUND:
         lie = on_found(s, frame->device_found);

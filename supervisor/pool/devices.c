@@ -185,11 +185,11 @@ static uint64_t free_on(const struct rv_supervisor *s, const struct rv_device_re
     return UINT64_MAX;
 }
 
-/* Does a device that reads the machine's memory take its models from there? */
+/* Is there a device that takes of the machine's memory, by whichever backend? */
 static bool host_is_unified(const struct rv_supervisor *s)
 {
     for (uint32_t i = 0; i < s->state.device_count; i++)
-        if (s->state.devices[i].backend == RV_BACKEND_MEMFD)
+        if (s->state.devices[i].unified)
             return true;
     return false;
 }
@@ -368,7 +368,7 @@ Resvisor__V1__DeviceStatus **rv_devices_status(const struct rv_supervisor *s, si
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
-void rv_device_send_list(struct rv_session *session, uint64_t id, const char *only)
+void rv_device_send_list(struct rv_session *session, uint64_t id, int only)
 {
     struct rv_supervisor *s = session->supervisor;
     Rv__Frame frame = RV__FRAME__INIT;
@@ -382,8 +382,8 @@ void rv_device_send_list(struct rv_session *session, uint64_t id, const char *on
         rv_session_reply(session, id, &err);
         return;
     }
-    if (*only) {
-        list.devices += rv_devices_by_name(s, only);
+    if (only >= 0) {
+        list.devices += only;
         list.n_devices = 1;
     }
     list.reason = s->state.devices_known ? s->state.devices_reason : (char *)"they are being searched for";
@@ -425,13 +425,13 @@ void rv_device_request(struct rv_session *session, uint64_t id, const Resvisor__
     else if (request->action == RESVISOR__V1__DEVICE_ACTION__DEVICE_TEST)
         r = check_test(s, device, &err);
     if (r == 0 && request->action == RESVISOR__V1__DEVICE_ACTION__DEVICE_TEST)
-        r = rv_device_search_wait(s, session, id, &err);
+        r = rv_device_search_wait(s, session, id, device, &err);
     if (r < 0)
         rv_session_reply(session, id, &err);
     else if (request->action == RESVISOR__V1__DEVICE_ACTION__DEVICE_TEST)
         rv_device_search_start(s, device);
     else
-        rv_device_send_list(session, id, device >= 0 ? s->state.devices[device].name : "");
+        rv_device_send_list(session, id, device);
 }
 
 /* ---- children --------------------------------------------------------------------------------------------------- */

@@ -68,8 +68,9 @@ void rv_device_search_on_hello(struct rv_supervisor *s);
 bool rv_device_search_on_frame(struct rv_supervisor *s, const Rv__Frame *frame);
 
 /* Answers that request with the list of devices when all tests that were asked for have ended. */
-int rv_device_search_wait(struct rv_supervisor *s, struct rv_session *session, uint64_t id, struct rv_error *err);
-void rv_device_send_list(struct rv_session *session, uint64_t id, const char *only);
+int rv_device_search_wait(struct rv_supervisor *s, struct rv_session *session, uint64_t id, int device,
+                          struct rv_error *err);
+void rv_device_send_list(struct rv_session *session, uint64_t id, int only); /* -1 = all */
 
 /* ---- device_watch.c ---- */
 

@@ -87,40 +87,46 @@ static int admit_by_budget(const struct rv_supervisor *s, const char *name, uint
     return -ENOSPC;
 }
 
-/* What is left on a device; `place` is where the model is to lie. */
-static int admit_by_device(const struct rv_supervisor *s, const char *name, int place, int device, uint64_t bytes,
-                           struct rv_error *err)
+/* Promised to loads elsewhere that will take of the same memory. */
+static uint64_t promised_beside(const struct rv_supervisor *s, int place)
 {
-    const char *source, *where = rv_place_name(&s->state, device);
-    uint64_t promised, held = rv_pool_device_bytes(s, device, &promised);
-    uint64_t room = rv_devices_allocatable(s, device, &source);
+    uint64_t bytes = 0;
+
+    for (int i = RV_HOST; i < (int)s->state.device_count; i++)
+        if (i != place && is_one_sum(s, place, i))
+            bytes += rv_load_admitted_bytes(s, i);
+    return bytes;
+}
+
+/* What is free where the model is to lie, and of a device's own budget. */
+static int admit_by_place(const struct rv_supervisor *s, const char *name, int place, uint64_t bytes,
+                          struct rv_error *err)
+{
+    const char *source, *where = rv_place_name(&s->state, place);
+    uint64_t promised, held = rv_pool_device_bytes(s, place, &promised);
+    uint64_t room = rv_devices_allocatable(s, place, &source), beside = promised_beside(s, place);
     char remedy[128];
 
-    if (bytes <= room)
+    if (room == UINT64_MAX || (bytes <= room && beside <= room - bytes))
         return 0;
     rv_error_set(err, ENOSPC, RESVISOR__V1__ERROR_CODE__ERROR_OVER_BUDGET,
                  "%s needs %.1f MiB on %s; %.1f MiB may still be placed there (by %s): %.1f MiB are held and %.1f MiB "
                  "promised to loads",
-                 name, (double)bytes / MIB, place == device ? where : "the host, whose memory a device shares",
-                 (double)room / MIB, source, (double)held / MIB, (double)promised / MIB);
+                 name, (double)bytes / MIB, where, (double)(room > beside ? room - beside : 0) / MIB, source,
+                 (double)held / MIB, (double)(promised + beside) / MIB);
     (void)snprintf(remedy, sizeof(remedy), "free memory of %s, or raise devices.%s.budget", where, where);
-    advise(s, place, true, s->state.devices[device].unified ? "lower cuda.reserve, or end what takes memory" : remedy,
-           err);
+    advise(s, place, true, is_of_the_machine(s, place) ? "lower cuda.reserve, or end what takes memory" : remedy, err);
     return -ENOSPC;
 }
 
 int rv_policy_admit(const struct rv_supervisor *s, const struct rv_model *model, uint64_t arenas, uint64_t index,
                     struct rv_error *err)
 {
+    bool of_the_machine = is_of_the_machine(s, model->device);
     char name[NAME_SHOWN];
     int r;
 
     (void)rv_escape(name, sizeof(name), model->name, strlen(model->name));
-    r = admit_by_budget(s, name, is_of_the_machine(s, model->device) ? arenas + index : index, err);
-    if (r == 0 && model->device != RV_HOST)
-        return admit_by_device(s, name, model->device, model->device, arenas, err);
-    for (uint32_t i = 0; r == 0 && i < s->state.device_count; i++)
-        if (s->state.devices[i].unified && s->state.devices[i].state == RV_DEVICE_READY)
-            r = admit_by_device(s, name, RV_HOST, (int)i, arenas + index, err);
-    return r;
+    r = admit_by_budget(s, name, of_the_machine ? arenas + index : index, err);
+    return r < 0 ? r : admit_by_place(s, name, model->device, of_the_machine ? arenas + index : arenas, err);
 }

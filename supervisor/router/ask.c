@@ -85,8 +85,29 @@ int rv_ask_model(struct rv_router *router, struct rv_asker *asker, const Resviso
         return r;
     copy.action = request->action;
     copy.model = request->model;
+    copy.device = request->device;
     frame.body_case = RV__FRAME__BODY_MODEL_REQUEST;
     frame.model_request = &copy;
+    send(router, &frame);
+    return 0;
+}
+
+int rv_ask_device(struct rv_router *router, struct rv_asker *asker, const Resvisor__V1__DeviceRequest *request,
+                  struct rv_error *err)
+{
+    Rv__Frame frame = RV__FRAME__INIT;
+    Resvisor__V1__DeviceRequest copy = RESVISOR__V1__DEVICE_REQUEST__INIT; /* without what we do not know */
+    int r;
+
+    if (under_way(router) >= UNDER_WAY_MAX)
+        return too_many(err);
+    r = rv_parked_add(router, asker, NULL, 0, &frame.id, err);
+    if (r < 0)
+        return r;
+    copy.action = request->action;
+    copy.device = request->device;
+    frame.body_case = RV__FRAME__BODY_DEVICE_REQUEST;
+    frame.device_request = &copy;
     send(router, &frame);
     return 0;
 }
@@ -193,6 +214,10 @@ static void answer(struct rv_router *router, struct rv_asker *asker, Rv__Frame *
     case RV__FRAME__BODY_MODEL_STATUS:
         reply.body_case = RESVISOR__V1__REPLY__BODY_MODEL;
         reply.model = message->model_status;
+        break;
+    case RV__FRAME__BODY_DEVICE_LIST:
+        reply.body_case = RESVISOR__V1__REPLY__BODY_DEVICES;
+        reply.devices = message->device_list;
         break;
     case RV__FRAME__BODY_DONE:
         break;

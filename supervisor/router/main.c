@@ -80,6 +80,7 @@ static const struct {
     {RV__FRAME__BODY_DRAIN, on_drain},
     {RV__FRAME__BODY_STATUS, on_answer},
     {RV__FRAME__BODY_MODEL_STATUS, on_answer},
+    {RV__FRAME__BODY_DEVICE_LIST, on_answer},
     {RV__FRAME__BODY_ERROR, on_answer},
     {RV__FRAME__BODY_DONE, on_answer},
     {RV__FRAME__BODY_LOG_LINES, on_log_lines},

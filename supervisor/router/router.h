@@ -377,6 +377,8 @@ void rv_parked_http_gone(struct rv_router *router, const struct rv_http_request 
 
 /* Sends a request on to the supervisor and parks the asker. However many ask, few requests are under way at a time. */
 int rv_ask_status(struct rv_router *router, struct rv_asker *asker, struct rv_error *err);
+int rv_ask_device(struct rv_router *router, struct rv_asker *asker, const Resvisor__V1__DeviceRequest *request,
+                  struct rv_error *err);
 int rv_ask_model(struct rv_router *router, struct rv_asker *asker, const Resvisor__V1__ModelRequest *request,
                  struct rv_error *err);
 

@@ -324,11 +324,28 @@ static int do_model(struct call *call, struct rv_error *err)
     if (request->model[0] == '\0' || strlen(request->model) > RV_PATH_MAX)
         return rv_error_set(err, EINVAL, RV_CODE(BAD_REQUEST), "model has %zu bytes; 1 to %u are allowed",
                             strlen(request->model), RV_PATH_MAX);
+    if (strlen(request->device) > RV_NAME_MAX)
+        return rv_error_set(err, EINVAL, RV_CODE(BAD_REQUEST), "device has %zu bytes; at most %u are allowed",
+                            strlen(request->device), RV_NAME_MAX);
     if (peer && !peer->is_operator && request->action != RESVISOR__V1__MODEL_ACTION__MODEL_SHOW &&
         request->action != RESVISOR__V1__MODEL_ACTION__MODEL_LOAD)
         return rv_error_set(err, EACCES, RV_CODE(NOT_PERMITTED),
                             "only the owner of resvisor and root may unload, pin and unpin models here");
     return rv_ask_model(call->router, call->asker, request, err);
+}
+
+static int do_device(struct call *call, struct rv_error *err)
+{
+    const Resvisor__V1__DeviceRequest *request = call->request->device;
+    const struct rv_local_peer *peer = call->asker->peer;
+
+    if (strlen(request->device) > RV_NAME_MAX)
+        return rv_error_set(err, EINVAL, RV_CODE(BAD_REQUEST), "device has %zu bytes; at most %u are allowed",
+                            strlen(request->device), RV_NAME_MAX);
+    if (peer && !peer->is_operator && request->action != RESVISOR__V1__DEVICE_ACTION__DEVICE_SHOW)
+        return rv_error_set(err, EACCES, RV_CODE(NOT_PERMITTED),
+                            "only the owner of resvisor and root may test devices here");
+    return rv_ask_device(call->router, call->asker, request, err);
 }
 
 static const struct {
@@ -339,6 +356,7 @@ static const struct {
     {BODY(SUBMIT), false, do_submit},       {BODY(WAIT), false, do_wait},     {BODY(GET), false, do_get},
     {BODY(LIST), false, do_list},           {BODY(CANCEL), false, do_cancel}, {BODY(FETCH), false, do_fetch},
     {BODY(EVENTS_SINCE), false, do_events}, {BODY(STATUS), true, do_status},  {BODY(MODEL), false, do_model},
+    {BODY(DEVICE), false, do_device},
 };
 
 /* Takes the same time wherever the first difference is. */

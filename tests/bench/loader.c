@@ -1,10 +1,10 @@
 /*
  * The loader by itself, with this program in the supervisor's place, and what it is measured against: filling memory.
  *
- *   load LOADER FILE DIRECT HUGE    starts the loader, admits its plan, takes the descriptors; DIRECT and HUGE are the
- *                                   numbers of enum rv_direct_mode and enum rv_huge_pages
- *   fill BYTES                      write(2) into a fresh memfd of 4 KiB pages from a warm buffer
- * Both print one JSON object with wall time (start of the program to LoadDone) and the CPU time of the whole.
+ *   load LOADER FILE DIRECT HUGE [UUID]  starts the loader, admits its plan, takes the descriptors; DIRECT and HUGE are
+ * the numbers of enum rv_direct_mode and enum rv_huge_pages; UUID (GPU-…): onto that device, by cuda-vmm fill BYTES
+ * write(2) into a fresh memfd of 4 KiB pages from a warm buffer Both print one JSON object with wall time (start of the
+ * program to LoadDone) and the CPU time of the whole.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -75,8 +75,22 @@ static pid_t start_loader(const char *program, int socket)
     return pid;
 }
 
-static void begin_load(int socket, const char *path, int file, uint32_t direct, uint32_t huge)
+/* "GPU-" and 32 hexadecimal digits with dashes between them. */
+static void read_uuid(const char *text, uint8_t ret_uuid[RV_DEVICE_UUID_SIZE])
 {
+    const char *at = text + (strncmp(text, "GPU-", 4) == 0 ? 4 : 0);
+
+    for (unsigned i = 0; i < RV_DEVICE_UUID_SIZE; i++, at += 2) {
+        at += *at == '-';
+        if (sscanf(at, "%2hhx", &ret_uuid[i]) != 1 || at[1] == '\0')
+            bench_fail("%s is no uuid of a device", text);
+    }
+}
+
+static void begin_load(int socket, const char *path, int file, char **args)
+{
+    uint8_t uuid[RV_DEVICE_UUID_SIZE];
+    Rv__Device device = RV__DEVICE__INIT;
     struct rv_frame frame = RV_FRAME_INIT;
     Rv__Frame message = RV__FRAME__INIT;
     Rv__HelloReply reply = RV__HELLO_REPLY__INIT;
@@ -91,9 +105,16 @@ static void begin_load(int socket, const char *path, int file, uint32_t direct, 
     rv_frame_fini(&frame);
     send_or_fail(socket, &message, NULL, 0);
     start.path = (char *)path;
-    start.huge_pages = huge;
+    start.direct = (uint32_t)atoi(args[0]);
+    start.huge_pages = (uint32_t)atoi(args[1]);
     start.backend = RV_BACKEND_MEMFD;
-    start.direct = direct;
+    if (args[2]) {
+        read_uuid(args[2], uuid);
+        device.uuid.data = uuid;
+        device.uuid.len = sizeof(uuid);
+        start.device = &device;
+        start.backend = RV_BACKEND_CUDA_VMM;
+    }
     start.format = (char *)"auto";
     message.id = 0;
     message.body_case = RV__FRAME__BODY_LOAD_START;
@@ -122,7 +143,7 @@ static int command_load(char **args)
     start = bench_now_ns();
     pid = start_loader(args[0], pair[1]);
     (void)close(pair[1]);
-    begin_load(pair[0], args[1], file, (uint32_t)atoi(args[2]), (uint32_t)atoi(args[3]));
+    begin_load(pair[0], args[1], file, args + 2);
     expect(pair[0], RV__FRAME__BODY_LOAD_DONE, &frame);
     wall = bench_now_ns() - start;
     done = frame.message->load_done;
@@ -171,10 +192,10 @@ static int command_fill(char **args)
 
 int main(int argc, char **argv)
 {
-    if (argc == 6 && strcmp(argv[1], "load") == 0)
+    if ((argc == 6 || argc == 7) && strcmp(argv[1], "load") == 0)
         return command_load(argv + 2);
     if (argc == 3 && strcmp(argv[1], "fill") == 0)
         return command_fill(argv + 2);
-    (void)fprintf(stderr, "usage: bench_loader load LOADER FILE DIRECT HUGE | fill BYTES\n");
+    (void)fprintf(stderr, "usage: bench_loader load LOADER FILE DIRECT HUGE [UUID] | fill BYTES\n");
     return 2;
 }

@@ -176,3 +176,86 @@ def test_notes_at_parameters_stay(hooks, load):
     module.weight.note = "of a pack"
     load(module, {"weight": hooks.pool.take(torch.randn(4, 4)), "bias": torch.zeros(4)})
     assert module.weight.note == "of a pack" and hooks.report.fallbacks == 1
+
+
+# ---- on a device: torch's "meta" device stands for it, whose tensors have no memory at all ----
+
+
+class DevicePool(FakePool):
+    """Knows its tensors by identity: on meta all addresses are 0."""
+
+    def __init__(self):
+        super().__init__()
+        self.mine = []
+
+    def take(self, tensor):
+        self.mine.append(tensor)
+        return tensor
+
+    def owner(self, tensor):
+        return "a.safetensors" if any(tensor is mine for mine in self.mine) else None
+
+
+@pytest.fixture
+def on_device():
+    return Hooks(DevicePool(), Report())
+
+
+def meta(*shape, dtype=torch.float32):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def test_buffers_of_an_assigned_state_dict_are_the_modules_own(on_device):
+    module = torch.nn.BatchNorm1d(8, device="meta")
+    weight, mean = on_device.pool.take(meta(8)), on_device.pool.take(meta(8))
+    seen = {}
+
+    def original(module, state_dict, strict, assign):
+        seen.update(state_dict)
+        return torch.nn.Module.load_state_dict(module, state_dict, strict=strict, assign=assign)
+
+    on_device._load_state_dict(original)(module, {"weight": weight, "running_mean": mean}, strict=False, assign=True)
+    assert seen["weight"] is weight
+    assert seen["running_mean"] is not mean and seen["running_mean"].shape == mean.shape
+
+
+def test_nothing_is_copied_over_pool_memory_of_a_device(on_device):
+    module = torch.nn.Linear(4, 4, bias=False, device="meta")
+    before = on_device.pool.take(module.weight)
+    on_device._load_state_dict(torch.nn.Module.load_state_dict)(module, {"weight": meta(4, 4)})
+    assert module.weight is not before and on_device.pool.owner(module.weight) is None
+    assert on_device.report.fallbacks == 0
+
+
+def test_parameters_are_kept_only_on_their_own_device(on_device):
+    value = on_device.pool.take(meta(4, 4))
+    assert on_device._fits(value, torch.nn.Parameter(meta(4, 4)))
+    assert not on_device._fits(value, torch.nn.Parameter(torch.zeros(4, 4)))
+    assert not on_device._fits(value, torch.nn.Parameter(meta(4, 4, dtype=torch.float16)))
+
+
+def test_files_are_asked_for_on_the_host_unless_comfyui_is_gpu_only(on_device, monkeypatch):
+    asked = []
+    on_device.pool.load = lambda path: asked.append(on_device.pool.device) or ({"weight": meta(2)}, None)
+    signature = inspect.signature(lambda ckpt, safe_load=False, device=None, return_metadata=False: None)
+    monkeypatch.delitem(sys.modules, "comfy.cli_args", raising=False)
+    on_device._from_pool(signature, ("a.safetensors",), {})
+    options = types.SimpleNamespace(args=types.SimpleNamespace(gpu_only=True))
+    monkeypatch.setitem(sys.modules, "comfy.cli_args", options)
+    management = types.SimpleNamespace(get_torch_device=lambda: torch.device("meta"))
+    monkeypatch.setitem(sys.modules, "comfy.model_management", management)
+    on_device._from_pool(signature, ("a.safetensors",), {})
+    assert asked == ["host", None]
+    management.get_torch_device = lambda: torch.device("cuda:1")
+    with pytest.raises(Exception, match="ComfyUI computes on cuda:1"):
+        on_device._from_pool(signature, ("a.safetensors",), {})
+
+
+def test_what_the_pool_holds_where_comfyui_computes_is_not_counted(on_device):
+    module = torch.nn.Linear(4, 4, device="meta")
+    states = module.state_dict()
+    module.state_dict = lambda: states
+    on_device.pool.take(states["weight"])
+    for where, pooled in (("meta", 64), ("cpu", 0)):
+        management = types.SimpleNamespace(get_torch_device=lambda where=where: torch.device(where))
+        assert on_device._pooled_bytes(management, module) == pooled

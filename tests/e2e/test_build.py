@@ -19,10 +19,20 @@ LINKS = {
     "libexec/resvisor/resvisor-router": ("libevent_core", "libprotobuf-c", "libnanomsg", "libxxhash", "libbsd",
                                          "libmicrohttpd", "libjansson", "libcurl", "libwslay", "libnettle"),
     "libexec/resvisor/resvisor-loader": ("libprotobuf-c", "libjansson", "libxxhash", "liburing"),
+    "libexec/resvisor/resvisor-device": ("libprotobuf-c",),  # drivers are found when it runs
     "bin/resvisor-worker": ("libresvisor", "libprotobuf-c", "libxxhash"),
     "lib/libresvisor.so.1": ("libprotobuf-c", "libxxhash"),
 }
 FORBIDDEN_IN_SUPERVISOR = re.compile(r"nanomsg|cuda|curl|microhttpd|wslay|gnutls|openssl|libssl|http", re.IGNORECASE)
+# Who finds the driver at run time, by dlopen. Nobody links it.
+DRIVER = b"libcuda.so.1"
+USE_DRIVER = ("libexec/resvisor/resvisor-loader", "libexec/resvisor/resvisor-device", "lib/libresvisor.so.1")
+
+
+def cuda_headers():
+    """The folder of the driver's headers that the build used, "" = it was built without CUDA."""
+    text = (BUILD / "CMakeCache.txt").read_text()
+    return re.search(r"^RV_CUDA_INCLUDE:INTERNAL=(.*)$", text, re.MULTILINE).group(1)
 
 
 def needed(path):
@@ -45,6 +55,57 @@ def test_the_supervisor_reaches_no_nanomsg_cuda_or_http_library_at_all():
     assert [name for name in names if FORBIDDEN_IN_SUPERVISOR.search(name)] == []
 
 
+def programs():
+    folders = ("bin", "libexec/resvisor", "lib", "lib/resvisor/executors")
+    files = [path for folder in folders for path in (BUILD / folder).iterdir() if path.is_file() and not path.is_symlink()]
+    return [path for path in files if path.read_bytes()[:4] == b"\x7fELF"]
+
+
+def test_nothing_links_the_driver_of_a_device():
+    found = programs()
+    assert len(found) > len(LINKS)
+    for path in found:
+        assert [name for name in needed(path) if re.search("cuda|nvidia", name)] == [], path
+
+
+@pytest.mark.parametrize("program", LINKS)
+def test_the_driver_is_known_to_those_who_use_it_and_to_nobody_else(program):
+    found = DRIVER in (BUILD / program).read_bytes()
+    assert found == (program in USE_DRIVER and cuda_headers() != "")
+
+
+def configure(tmp_path, *options):
+    """What CMake says of the driver's headers, without building anything."""
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(detect NONE)\n"
+        f'include("{ROOT}/common/cuda/detect.cmake")\nmessage(STATUS "RV_CUDA=${{RV_CUDA}}")\n'
+    )
+    result = subprocess.run(
+        ["cmake", "-S", str(tmp_path), "-B", str(tmp_path / "build"), *options], capture_output=True, text=True
+    )
+    return result.returncode, " ".join((result.stdout + result.stderr).split())
+
+
+def make_headers(folder, version):
+    folder.mkdir()
+    (folder / "cuda.h").write_text(f"#define CUDA_VERSION {version}\n")
+    (folder / "cudaTypedefs.h").touch()
+    return f"-DRESVISOR_CUDA_INCLUDE={folder}"
+
+
+def test_the_headers_of_cuda_are_found_or_the_reason_is_said(tmp_path):
+    new, old = make_headers(tmp_path / "new", 12000), make_headers(tmp_path / "old", 11080)
+    assert configure(tmp_path, new)[1].count("RV_CUDA=ON") == 1
+    rc, text = configure(tmp_path, old)
+    assert rc != 0 and "CUDA_VERSION '11080', wanted is 12000 or newer" in text
+    (tmp_path / "new" / "cudaTypedefs.h").unlink()
+    rc, text = configure(tmp_path, new)
+    assert rc != 0 and "cudaTypedefs.h not found" in text
+    assert "RV_CUDA=OFF" in configure(tmp_path, "-DRESVISOR_CUDA=OFF")[1]
+    rc, text = configure(tmp_path, "-DRESVISOR_CUDA=maybe")
+    assert rc != 0 and "allowed are AUTO, ON and OFF" in text
+
+
 @pytest.mark.parametrize("library", ["nanomsg", "microhttpd", "curl", "wslay"])
 def test_what_reads_strangers_bytes_is_in_the_router_only(library):
     programs = [path for path in (BUILD / "bin").iterdir()] + [path for path in (BUILD / "libexec/resvisor").iterdir()]
@@ -64,7 +125,8 @@ def test_libresvisor_exports_its_header_and_nothing_else():
 
 def test_style():
     result = subprocess.run(
-        [sys.executable, str(ROOT / "tests/style.py"), str(ROOT), "--include", str(BUILD / "proto")],
+        [sys.executable, str(ROOT / "tests/style.py"), str(ROOT), "--include", str(BUILD / "proto"),
+         *(["--include", cuda_headers()] if cuda_headers() else [])],
         capture_output=True, text=True,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout
@@ -93,6 +155,7 @@ def installed(tmp_path_factory):
 def test_an_installation_has_its_parts(installed):
     for name in (
         "bin/resvisor", "libexec/resvisor/resvisor-router", "libexec/resvisor/resvisor-loader",
+        "libexec/resvisor/resvisor-device",
         "bin/resvisor-worker", "lib/libresvisor.so.1", "include/resvisor.h", "include/resvisor-executor.h",
         "lib/pkgconfig/resvisor.pc", "share/resvisor/rpc.proto", "share/resvisor/openapi.yaml",
     ):  # fmt: skip

@@ -140,6 +140,8 @@ static void gpu_set(struct fake_gpu *gpu, const char *key, const char *value)
         gpu->total = number_of(value);
     } else if (strcmp(key, "oom") == 0) {
         gpu->oom_at = number_of(value);
+    } else if (strcmp(key, "cache") == 0) {
+        gpu->cache = number_of(value);
     } else if (strcmp(key, "context") == 0) {
         gpu->context = number_of(value);
     } else if (strcmp(key, "uuid") == 0) {
@@ -201,7 +203,7 @@ static void device_read(char **words, unsigned count, struct fake_config *config
 
 static void fault_read(char **words, unsigned count, struct fake_fault *fault)
 {
-    *fault = (struct fake_fault){.nth = 1, .lose = -1};
+    *fault = (struct fake_fault){.nth = 1, .lose = -1, .poison = -1};
     if (count < 2)
         wrong("a fault of which function?", words[0]);
     snprintf(fault->function, sizeof(fault->function), "%s", words[1]);
@@ -216,6 +218,8 @@ static void fault_read(char **words, unsigned count, struct fake_fault *fault)
             snprintf(fault->program, sizeof(fault->program), "%s", value);
         } else if (strcmp(words[i], "lose") == 0) {
             fault->lose = (int)number_of(value);
+        } else if (strcmp(words[i], "poison") == 0) {
+            fault->poison = (int)number_of(value);
         } else if (strcmp(words[i], "delay") == 0) {
             fault->delay_ms = (unsigned)number_of(value);
         } else if (strcmp(words[i], "xid") == 0) {

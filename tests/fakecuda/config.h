@@ -21,6 +21,7 @@ struct fake_gpu {
     uint8_t uuid[16];
     uint64_t total;   /* bytes */
     uint64_t oom_at;  /* bytes; allocations beyond fail */
+    uint64_t cache;   /* bytes that cuMemGetInfo counts as used */
     uint64_t context; /* bytes that each process' context takes */
     bool ipc_memory;  /* legacy IPC of memory works */
     bool fd_works;    /* handles with descriptors can really be made (false with attribute 103 set: as WSL2) */
@@ -34,7 +35,8 @@ struct fake_fault {
     unsigned nth;                /* 1 = the first call */
     bool onwards;                /* and all after it */
     int error;                   /* CUresult; 0 = none */
-    int lose;                    /* device that is lost then; -1 = none */
+    int lose;                    /* device that is lost then, for everybody; -1 = none */
+    int poison;                  /* device that is of no more use to this process then; -1 = none */
     int xid_gpu, xid;            /* Xid raised then; xid 0 = none */
     unsigned delay_ms;
     unsigned calls; /* counted so far */

@@ -94,7 +94,7 @@ static CUresult piece(struct CUctx_st *context, const struct fake_range *range, 
                                 : move_file(way, memory->fd, offset, host, length);
     fake_lock();
     fake_memory_unref(memory);
-    return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return good ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
 }
 
 CUresult fake_copy(struct CUctx_st *context, enum fake_way way, uint64_t address, void *host, uint8_t byte,

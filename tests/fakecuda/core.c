@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "fake.h"
+#include "fakecuda.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -16,7 +17,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct fake_config config;
-static bool ready;
+static bool ready, ended;
 static pid_t owner; /* the process that called cuInit; read before the lock, so set atomically */
 
 /* The file faults of the state folder, as it was when last read. */
@@ -43,7 +44,7 @@ _Static_assert(sizeof(table) / sizeof(table[0]) == FN_COUNT, "a row per function
 
 static void config_open(void)
 {
-    fake_config_read(getenv("FAKECUDA"), &config);
+    fake_config_read(getenv(FAKECUDA_ENVIRONMENT), &config);
 }
 
 const struct fake_config *fake_config(void)
@@ -114,7 +115,7 @@ static bool program_is(const char *wanted)
     return length > 0 && strstr(line, wanted) != NULL;
 }
 
-static CUresult fault_apply(struct fake_fault *faults, unsigned count, const char *name)
+static CUresult fault_apply(struct fake_fault *faults, unsigned count, const char *name, unsigned *delay_ms)
 {
     CUresult result = CUDA_SUCCESS;
     for (unsigned i = 0; i < count; i++) {
@@ -124,13 +125,14 @@ static CUresult fault_apply(struct fake_fault *faults, unsigned count, const cha
         fault->calls++;
         if (fault->calls < fault->nth || (fault->calls > fault->nth && !fault->onwards))
             continue;
-        if (fault->delay_ms > 0)
-            nanosleep(&(struct timespec){fault->delay_ms / 1000, fault->delay_ms % 1000 * 1000000l}, NULL);
+        *delay_ms += fault->delay_ms;
         if (fault->lose >= 0 && fault->lose < (int)config.gpu_count) {
             int error = fault->error != 0 ? fault->error : CUDA_ERROR_LAUNCH_FAILED;
             fake_gpu_poison((unsigned)fault->lose, (CUresult)error);
             fake_state_lose((unsigned)fault->lose, error);
         }
+        if (fault->poison >= 0 && fault->poison < (int)config.gpu_count)
+            fake_gpu_poison((unsigned)fault->poison, (CUresult)(fault->error != 0 ? fault->error : 719));
         if (fault->xid != 0)
             fake_state_xid((unsigned)fault->xid_gpu, fault->xid);
         if (result == CUDA_SUCCESS)
@@ -139,8 +141,20 @@ static CUresult fault_apply(struct fake_fault *faults, unsigned count, const cha
     return result;
 }
 
+/* The driver takes itself down when the process ends; what was registered before cuInit runs after that. */
+static void driver_end(void)
+{
+    if (__atomic_load_n(&owner, __ATOMIC_ACQUIRE) != getpid())
+        return; /* a child by fork, to which the lock may be lost */
+    fake_lock();
+    ended = true;
+    fake_unlock();
+}
+
 static CUresult allowed(int needs)
 {
+    if (ended)
+        return CUDA_ERROR_DEINITIALIZED;
     if (!(needs & FAKE_UNREADY) && !ready)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (needs & FAKE_CONTEXT) {
@@ -156,15 +170,21 @@ static CUresult allowed(int needs)
 
 CUresult fake_enter(enum fake_function function, int needs)
 {
+    unsigned delay_ms = 0;
     fake_config();
     pid_t initialised = __atomic_load_n(&owner, __ATOMIC_ACQUIRE);
     if (initialised != 0 && initialised != getpid())
         return CUDA_ERROR_NOT_INITIALIZED;
     fake_lock();
     late_faults_read();
-    CUresult result = fault_apply(config.faults, config.fault_count, table[function].name);
+    CUresult result = fault_apply(config.faults, config.fault_count, table[function].name, &delay_ms);
     if (result == CUDA_SUCCESS)
-        result = fault_apply(late_faults, late_fault_count, table[function].name);
+        result = fault_apply(late_faults, late_fault_count, table[function].name, &delay_ms);
+    if (delay_ms > 0) {
+        fake_unlock();
+        nanosleep(&(struct timespec){delay_ms / 1000, delay_ms % 1000 * 1000000l}, NULL);
+        fake_lock();
+    }
     if (result == CUDA_SUCCESS)
         result = allowed(needs);
     if (result != CUDA_SUCCESS)
@@ -189,8 +209,9 @@ CUresult fake_Init(unsigned int flags)
         result = (CUresult)config.init_error;
     else if (!fake_device_init())
         result = CUDA_ERROR_NO_DEVICE;
-    if (result == CUDA_SUCCESS) {
+    if (result == CUDA_SUCCESS && !ready) {
         ready = true;
+        atexit(driver_end);
         __atomic_store_n(&owner, getpid(), __ATOMIC_RELEASE);
     }
     return fake_leave(result);

@@ -120,7 +120,7 @@ CUresult fake_DeviceGetCount(int *count)
 
 CUresult fake_DeviceGet(CUdevice *device, int ordinal)
 {
-    const struct fake_gpu *gpu;
+    const struct fake_gpu *gpu = NULL;
     CUresult result = device_enter(FN_DeviceGet, ordinal, device, &gpu);
     if (result != CUDA_SUCCESS)
         return result;
@@ -130,7 +130,7 @@ CUresult fake_DeviceGet(CUdevice *device, int ordinal)
 
 CUresult fake_DeviceGetName(char *name, int length, CUdevice device)
 {
-    const struct fake_gpu *gpu;
+    const struct fake_gpu *gpu = NULL;
     CUresult result = device_enter(FN_DeviceGetName, device, name, &gpu);
     if (result != CUDA_SUCCESS)
         return result;
@@ -142,7 +142,7 @@ CUresult fake_DeviceGetName(char *name, int length, CUdevice device)
 
 CUresult fake_DeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device)
 {
-    const struct fake_gpu *gpu;
+    const struct fake_gpu *gpu = NULL;
     CUresult result = device_enter(FN_DeviceGetAttribute, device, value, &gpu);
     if (result != CUDA_SUCCESS)
         return result;
@@ -154,7 +154,7 @@ CUresult fake_DeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdev
 
 CUresult fake_DeviceTotalMem(size_t *bytes, CUdevice device)
 {
-    const struct fake_gpu *gpu;
+    const struct fake_gpu *gpu = NULL;
     CUresult result = device_enter(FN_DeviceTotalMem, device, bytes, &gpu);
     if (result != CUDA_SUCCESS)
         return result;
@@ -164,7 +164,7 @@ CUresult fake_DeviceTotalMem(size_t *bytes, CUdevice device)
 
 CUresult fake_DeviceGetUuid(CUuuid *uuid, CUdevice device)
 {
-    const struct fake_gpu *gpu;
+    const struct fake_gpu *gpu = NULL;
     CUresult result = device_enter(FN_DeviceGetUuid, device, uuid, &gpu);
     if (result != CUDA_SUCCESS)
         return result;
@@ -174,7 +174,7 @@ CUresult fake_DeviceGetUuid(CUuuid *uuid, CUdevice device)
 
 CUresult fake_DeviceGetPCIBusId(char *text, int length, CUdevice device)
 {
-    const struct fake_gpu *gpu;
+    const struct fake_gpu *gpu = NULL;
     CUresult result = device_enter(FN_DeviceGetPCIBusId, device, text, &gpu);
     if (result != CUDA_SUCCESS)
         return result;

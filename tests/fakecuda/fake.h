@@ -17,6 +17,8 @@
 
 #define FAKE_GRANULARITY (2ull << 20) /* bytes; cuda.md 2.2 */
 #define FAKE_PAGE 4096ull
+#define FAKE_CHUNK 512ull           /* bytes; small allocations begin at multiples */
+#define FAKE_SMALL_MAX (1ull << 20) /* bytes; up to here cuMemAlloc puts several into one block */
 
 enum fake_function {
 #define X(name, version, needed) FN_##name,
@@ -84,7 +86,8 @@ struct fake_memory {
     uint64_t token, size;
     uint64_t handle_types;
     int exporter; /* FAKE_IPC: a pidfd of the exporting process; else -1 */
-    bool charged; /* counted in fake_local_used */
+    bool charged; /* without a state folder: counted as in use */
+    bool small;   /* FAKE_ALLOC: a block of small allocations */
 };
 
 /* Last page of every memfd. */
@@ -94,6 +97,13 @@ struct fake_control {
 };
 #define FAKE_MAGIC 0x3141434543414bull
 
+/* An address that cuIpcOpenMemHandle has given, and how often. */
+struct fake_open {
+    uint64_t address;
+    unsigned count;
+    struct fake_open *next;
+};
+
 /* A mapped range of device addresses. */
 struct fake_range {
     uint64_t address, size;
@@ -101,8 +111,7 @@ struct fake_range {
     uint64_t offset; /* into memory */
     uint8_t access[FAKE_GPUS_MAX];
     struct CUctx_st *context; /* FAKE_ALLOC, FAKE_IPC: whose it is */
-    unsigned opens;           /* FAKE_IPC */
-    bool whole;               /* this range owns its block of addresses */
+    struct fake_open *opens;  /* FAKE_IPC */
     struct fake_range *next;
 };
 
@@ -119,6 +128,7 @@ void fake_address_free(uint64_t address, uint64_t size);
 /* Takes over the caller's reference to memory. NULL = no memory left. */
 struct fake_range *fake_range_add(uint64_t address, uint64_t size, struct fake_memory *memory, uint64_t offset);
 void fake_range_remove(struct fake_range *range);
+void fake_range_free(struct fake_range *range);        /* and its addresses */
 struct fake_range *fake_range_find(uint64_t address);  /* the range that holds address */
 struct fake_range *fake_range_first(uint64_t address); /* the first that ends after address */
 void fake_ranges_of_context_free(struct CUctx_st *context);

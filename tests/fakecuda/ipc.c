@@ -12,7 +12,8 @@ struct ipc_handle {
     uint64_t magic;
     uint8_t uuid[16];
     uint64_t token;
-    uint64_t size;
+    uint64_t size;    /* of the whole block */
+    uint64_t offset;  /* of the allocation in it */
     uint64_t started; /* of the process, in ticks: a number used anew is another process */
     int32_t pid;
     int32_t fd;
@@ -49,6 +50,7 @@ CUresult fake_IpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
     const struct fake_memory *memory = range->memory;
     struct ipc_handle filled = {.magic = FAKE_MAGIC, .token = memory->token, .size = memory->size};
     memcpy(filled.uuid, fake_config()->gpus[memory->gpu].uuid, sizeof(filled.uuid));
+    filled.offset = range->offset;
     filled.pid = getpid();
     filled.started = process_start(filled.pid);
     filled.fd = memory->fd;
@@ -107,6 +109,22 @@ static CUresult open_new(struct CUctx_st *context, const struct ipc_handle *hand
     return CUDA_SUCCESS;
 }
 
+static bool open_count(struct fake_range *range, uint64_t address)
+{
+    struct fake_open *open = range->opens;
+    while (open != NULL && open->address != address)
+        open = open->next;
+    if (open == NULL) {
+        open = calloc(1, sizeof(*open));
+        if (open == NULL)
+            return false;
+        *open = (struct fake_open){.address = address, .next = range->opens};
+        range->opens = open;
+    }
+    open->count++;
+    return true;
+}
+
 CUresult fake_IpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle opaque, unsigned int flags)
 {
     struct ipc_handle handle;
@@ -128,8 +146,9 @@ CUresult fake_IpcOpenMemHandle(CUdeviceptr *pointer, CUipcMemHandle opaque, unsi
         result = open_new(context, &handle, &range);
     if (result != CUDA_SUCCESS)
         return fake_leave(result);
-    range->opens++;
-    *pointer = range->address;
+    if (handle.offset >= range->size || !open_count(range, range->address + handle.offset))
+        return fake_leave(CUDA_ERROR_MAP_FAILED);
+    *pointer = range->address + handle.offset;
     return fake_leave(CUDA_SUCCESS);
 }
 
@@ -138,13 +157,21 @@ CUresult fake_IpcCloseMemHandle(CUdeviceptr pointer)
     CUresult result = fake_enter(FN_IpcCloseMemHandle, FAKE_CONTEXT);
     if (result != CUDA_SUCCESS)
         return result;
-    struct fake_range *range = fake_range_find(pointer);
-    if (range == NULL || range->address != pointer || range->memory->kind != FAKE_IPC)
-        return fake_leave(CUDA_ERROR_INVALID_VALUE);
     fake_context_drain(fake_current());
-    if (--range->opens == 0) {
-        fake_address_free(range->address, range->size);
-        fake_range_remove(range);
+    struct fake_range *range = fake_range_find(pointer);
+    if (range == NULL || range->memory->kind != FAKE_IPC)
+        return fake_leave(CUDA_ERROR_INVALID_VALUE);
+    struct fake_open **at = &range->opens, *open;
+    while (*at != NULL && (*at)->address != pointer)
+        at = &(*at)->next;
+    open = *at;
+    if (open == NULL)
+        return fake_leave(CUDA_ERROR_INVALID_VALUE);
+    if (--open->count == 0) {
+        *at = open->next;
+        free(open);
     }
+    if (range->opens == NULL)
+        fake_range_free(range);
     return fake_leave(fake_gpu_health(fake_current()->gpu));
 }

@@ -156,12 +156,66 @@ struct fake_range *fake_range_find(uint64_t address)
     return range != NULL && range->address <= address ? range : NULL;
 }
 
-static void range_free(struct fake_range *range)
+/* Gives a range back; with the last of its memory, the block of addresses too. Nothing is under way on it. */
+void fake_range_free(struct fake_range *range)
 {
-    if (range->memory->kind == FAKE_ALLOC)
-        fake_memory_mark_freed(range->memory);
-    fake_address_free(range->address, range->size);
+    struct fake_memory *memory = range->memory;
+    if (memory->refs == 1) {
+        if (memory->kind == FAKE_ALLOC)
+            fake_memory_mark_freed(memory);
+        fake_address_free(range->address - range->offset, memory->size);
+    }
+    while (range->opens != NULL) {
+        struct fake_open *open = range->opens;
+        range->opens = open->next;
+        free(open);
+    }
     fake_range_remove(range);
+}
+
+/* A gap for a small allocation behind range or one of its neighbours in the same memory; 0 = none. */
+static uint64_t gap_find(const struct fake_range *range, uint64_t size)
+{
+    uint64_t block = range->address - range->offset, at = block;
+    const struct fake_range *next = fake_range_first(block);
+    for (; next != NULL && next->memory == range->memory; next = next->next) {
+        if (next->address - at >= size)
+            return at;
+        at = next->address + (next->size + FAKE_CHUNK - 1) / FAKE_CHUNK * FAKE_CHUNK;
+    }
+    return block + range->memory->size - at >= size ? at : 0;
+}
+
+/* Small allocations of one context lie together in blocks. */
+static struct fake_range *small_add(const struct CUctx_st *context, uint64_t size)
+{
+    for (struct fake_range *range = ranges; range != NULL; range = range->next) {
+        if (range->context != context || range->memory->kind != FAKE_ALLOC || !range->memory->small)
+            continue;
+        uint64_t at = gap_find(range, size);
+        uint64_t block = range->address - range->offset;
+        struct fake_range *added = at == 0 ? NULL : fake_range_add(at, size, range->memory, at - block);
+        if (added != NULL)
+            fake_memory_ref(range->memory);
+        if (added != NULL)
+            return added;
+    }
+    return NULL;
+}
+
+static CUresult block_add(struct CUctx_st *context, uint64_t size, struct fake_range **ret_range)
+{
+    struct fake_memory *memory = NULL;
+    uint64_t rounded = (size + FAKE_GRANULARITY - 1) / FAKE_GRANULARITY * FAKE_GRANULARITY;
+    CUresult result = fake_memory_create(context->gpu, rounded, FAKE_ALLOC, &memory);
+    if (result != CUDA_SUCCESS)
+        return result;
+    memory->small = size <= FAKE_SMALL_MAX;
+    uint64_t address = fake_address_reserve(rounded, 0, 0);
+    *ret_range = address == 0 ? NULL : fake_range_add(address, size, memory, 0);
+    if (*ret_range == NULL)
+        fake_memory_unref(memory);
+    return *ret_range == NULL ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_SUCCESS;
 }
 
 /* ---- cuMemAlloc, cuMemHostAlloc --------------------------------------------------------------------------------- */
@@ -172,24 +226,18 @@ CUresult fake_MemAlloc(CUdeviceptr *pointer, size_t size)
     if (result != CUDA_SUCCESS)
         return result;
     struct CUctx_st *context = fake_current();
-    struct fake_memory *memory = NULL;
     if (pointer == NULL || size == 0)
         return fake_leave(CUDA_ERROR_INVALID_VALUE);
     if (size > gpu_limit(context->gpu))
         return fake_leave(CUDA_ERROR_OUT_OF_MEMORY);
-    uint64_t rounded = (size + FAKE_GRANULARITY - 1) / FAKE_GRANULARITY * FAKE_GRANULARITY;
-    result = fake_memory_create(context->gpu, rounded, FAKE_ALLOC, &memory);
+    struct fake_range *range = size <= FAKE_SMALL_MAX ? small_add(context, size) : NULL;
+    if (range == NULL)
+        result = block_add(context, size, &range);
     if (result != CUDA_SUCCESS)
         return fake_leave(result);
-    uint64_t address = fake_address_reserve(rounded, 0, 0);
-    struct fake_range *range = address == 0 ? NULL : fake_range_add(address, rounded, memory, 0);
-    if (range == NULL) {
-        fake_memory_unref(memory);
-        return fake_leave(CUDA_ERROR_OUT_OF_MEMORY);
-    }
     range->context = context;
     range->access[context->gpu] = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-    *pointer = address;
+    *pointer = range->address;
     return fake_leave(CUDA_SUCCESS);
 }
 
@@ -202,7 +250,7 @@ CUresult fake_MemFree(CUdeviceptr pointer)
     struct fake_range *range = fake_range_find(pointer);
     if (range == NULL || range->address != pointer || range->memory->kind != FAKE_ALLOC)
         return fake_leave(CUDA_ERROR_INVALID_VALUE);
-    range_free(range);
+    fake_range_free(range);
     return fake_leave(fake_gpu_health(fake_current()->gpu));
 }
 
@@ -267,7 +315,7 @@ void fake_ranges_of_context_free(struct CUctx_st *context)
     for (struct fake_range *range = ranges, *next; range != NULL; range = next) {
         next = range->next;
         if (range->context == context)
-            range_free(range);
+            fake_range_free(range);
     }
     for (struct host_block **at = &pinned; *at != NULL;)
         if ((*at)->context == context)
@@ -284,7 +332,7 @@ CUresult fake_MemGetInfo(size_t *free_bytes, size_t *total)
     unsigned gpu = fake_current()->gpu;
     if (free_bytes == NULL || total == NULL)
         return fake_leave(CUDA_ERROR_INVALID_VALUE);
-    uint64_t used = fake_state_used(gpu), limit = gpu_limit(gpu);
+    uint64_t used = fake_state_used(gpu) + fake_config()->gpus[gpu].cache, limit = gpu_limit(gpu);
     *free_bytes = used < limit ? limit - used : 0;
     *total = fake_config()->gpus[gpu].total;
     return fake_leave(CUDA_SUCCESS);

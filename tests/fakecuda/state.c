@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "fakecuda.h"
 #include "state.h"
 
 static pthread_once_t opened = PTHREAD_ONCE_INIT;
@@ -17,7 +18,7 @@ static uint64_t local_used[FAKE_GPUS_MAX]; /* without a folder; guarded by the d
 
 static void state_open(void)
 {
-    const char *path = getenv("FAKECUDA_STATE");
+    const char *path = getenv(FAKECUDA_STATE_ENVIRONMENT);
     if (path == NULL || *path == '\0')
         return;
     mkdir(path, 0777);
@@ -160,6 +161,13 @@ int fake_state_lost(unsigned gpu)
     close(fd);
     int error = length > 0 ? atoi(text) : 0;
     return error != 0 ? error : 719;
+}
+
+bool fake_state_held(unsigned gpu)
+{
+    char name[16];
+    snprintf(name, sizeof(name), "hold%u", gpu);
+    return fake_state_exists() && faccessat(folder, name, F_OK, 0) == 0;
 }
 
 void fake_state_lose(unsigned gpu, int error)

@@ -1,11 +1,14 @@
 /* Streams, each with a worker thread, and events. */
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "fake.h"
+
+#define HOLD_LOOK_NS 2000000l
 
 enum op_kind { OP_COPY, OP_EVENT };
 
@@ -23,7 +26,8 @@ struct operation {
     uint64_t sequence;
     uint64_t address, length;
     void *host;
-    void *staged; /* a copy of pageable memory, freed afterwards */
+    void *staged; /* a copy of pageable memory, freed afterwards unless kept */
+    bool kept;
     uint8_t byte;
     struct CUevent_st *event;
     uint64_t record;
@@ -80,7 +84,8 @@ static void operation_end(struct CUstream_st *stream)
         operation->event->pending--;
         event_unpin(operation->event);
     }
-    free(operation->staged);
+    if (!operation->kept)
+        free(operation->staged);
     free(operation);
     fake_changed();
 }
@@ -92,6 +97,8 @@ static void operation_run(struct CUstream_st *stream, struct operation *operatio
         return;
     fake_unlock();
     nanosleep(&(struct timespec){late / 1000000, late % 1000000 * 1000l}, NULL);
+    while (fake_state_held(stream->context->gpu) && fake_state_lost(stream->context->gpu) == 0)
+        nanosleep(&(struct timespec){0, HOLD_LOOK_NS}, NULL);
     fake_lock();
     void *host = operation->staged != NULL ? operation->staged : operation->host;
     CUresult result =
@@ -126,13 +133,19 @@ static void *stream_work(void *argument)
 static struct CUstream_st *stream_create(struct CUctx_st *context, bool apart)
 {
     pthread_t thread;
+    sigset_t all, mask;
     struct CUstream_st *stream = calloc(1, sizeof(*stream));
     if (stream == NULL)
         return NULL;
     *stream = (struct CUstream_st){.context = context, .apart = apart, .next = context->streams};
     stream->tail = &stream->head;
     context->streams = stream;
-    if (pthread_create(&thread, NULL, stream_work, stream) != 0) {
+    /* The program's signals are not for threads that it does not know. */
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &mask);
+    int failed = pthread_create(&thread, NULL, stream_work, stream);
+    pthread_sigmask(SIG_SETMASK, &mask, NULL);
+    if (failed != 0) {
         context->streams = stream->next;
         free(stream);
         return NULL;
@@ -221,23 +234,26 @@ static CUresult copy_enqueue(enum fake_way way, uint64_t address, void *host, ui
         result = CUDA_ERROR_INVALID_VALUE;
     if (result != CUDA_SUCCESS)
         return result;
-    bool staged = way != FAKE_SET && !fake_host_pinned(host, length);
-    if (staged && way == FAKE_TO_DEVICE) {
+    /* Pageable memory: staged before this returns, or complete when it returns; a wrong host pointer is SIGSEGV. */
+    if (way != FAKE_SET && !fake_host_pinned(host, length)) {
         operation.staged = malloc(length);
+        operation.kept = way == FAKE_TO_HOST;
         if (operation.staged == NULL)
             return CUDA_ERROR_OUT_OF_MEMORY;
-        memcpy(operation.staged, host, length);
+        if (way == FAKE_TO_DEVICE)
+            memcpy(operation.staged, host, length);
     }
     result = enqueue(stream, &operation);
-    if (result != CUDA_SUCCESS) {
-        free(operation.staged);
-        return result;
-    }
-    if (staged && way == FAKE_TO_HOST) {
+    if (result == CUDA_SUCCESS && operation.kept) {
         stream_drain(stream);
-        return fake_gpu_health(context->gpu);
+        result = fake_gpu_health(context->gpu);
+        if (result == CUDA_SUCCESS)
+            memcpy(host, operation.staged, length);
+        free(operation.staged);
+    } else if (result != CUDA_SUCCESS) {
+        free(operation.staged);
     }
-    return CUDA_SUCCESS;
+    return result;
 }
 
 CUresult fake_MemcpyHtoDAsync(CUdeviceptr device, const void *host, size_t length, CUstream stream)

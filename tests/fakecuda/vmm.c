@@ -151,7 +151,7 @@ CUresult fake_MemAddressReserve(CUdeviceptr *pointer, size_t size, size_t alignm
     CUresult result = vmm_enter(FN_MemAddressReserve);
     if (result != CUDA_SUCCESS)
         return result;
-    if (pointer == NULL || size == 0 || !aligned(size) || flags != 0 || hint % FAKE_PAGE != 0 ||
+    if (pointer == NULL || size == 0 || size % FAKE_PAGE != 0 || flags != 0 || hint % FAKE_PAGE != 0 ||
         (alignment & (alignment - 1)) != 0)
         return fake_leave(CUDA_ERROR_INVALID_VALUE);
     struct reservation *reservation = calloc(1, sizeof(*reservation));

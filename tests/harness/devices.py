@@ -89,9 +89,8 @@ class Devices:
     def wait_allocated(self, wanted, device=0, timeout=30):
         """Waits until exactly that many bytes are in use."""
         procfs.wait_until(
-            lambda: self.allocated(device) == wanted,
-            timeout, f"{wanted} bytes in use on device {device}; now {self.records(device)}",
-        )  # fmt: skip
+            lambda: self.allocated(device) == wanted, timeout, f"{wanted} bytes in use on device {device}"
+        )
 
     # ---- what happens to them ----
 
@@ -102,6 +101,13 @@ class Devices:
     def find(self, device=0):
         """The device is back, for processes that begin now."""
         (self.state / f"lost{device}").unlink(missing_ok=True)
+
+    def hold(self, device=0):
+        """The device hangs: no copy begins, and who waits for one waits until let_go."""
+        (self.state / f"hold{device}").touch()
+
+    def let_go(self, device=0):
+        (self.state / f"hold{device}").unlink(missing_ok=True)
 
     def xid(self, device, number):
         """NVML reports that Xid to everybody who waits for it."""

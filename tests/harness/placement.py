@@ -5,7 +5,10 @@ cuda:0 for what does not say otherwise, and the foreign reader reads by the driv
 marked host_memory and left out.
 """
 
+import atexit
 import os
+import shutil
+import tempfile
 
 from . import driver
 
@@ -25,7 +28,8 @@ def double():
     if not _doubles:
         from .devices import Devices
 
-        _doubles.append(Devices(kind=KINDS[ON]))
+        _doubles.append(Devices(tempfile.mkdtemp(prefix="rv-gpus-"), kind=KINDS[ON]))
+        atexit.register(shutil.rmtree, _doubles[0].state, ignore_errors=True)
         os.environ.update(_doubles[0].env)
     return _doubles[0]
 
@@ -53,7 +57,7 @@ def open_arenas(reply, fds):
     """The arenas of an attach reply by the driver of this process, in their order."""
     if not _opened:
         double()
-        _opened.append(driver.Driver(double().library))
+        _opened.append(driver.Driver(double().folder / "libcuda.so.1"))
     fds = iter(fds)
     device = _opened[0].device_of(reply.device.uuid)
     return [

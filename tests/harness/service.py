@@ -71,7 +71,8 @@ class Service:
         self.config = {"model_folders": [str(self.models)], **(config or {})}
         self.config_file = self.folder / "resvisor.yaml"
         self.log_file = self.folder / "resvisor.log"
-        self.env = {**os.environ, **placement.environment(), "RESVISOR_RUNTIME_DIR": str(self.runtime), **(env or {})}
+        state = {"STATE_DIRECTORY": str(self.base / "state")}  # results of self-tests must not come from another service
+        self.env = {**os.environ, **placement.environment(), "RESVISOR_RUNTIME_DIR": str(self.runtime), **state, **(env or {})}
         self.env.pop("RESVISOR_CONFIG", None)
         self.process = None
         self.before = set()

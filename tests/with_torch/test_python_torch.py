@@ -221,3 +221,97 @@ def test_types_are_strict(tmp_path):
         )  # fmt: skip
         assert result.returncode == 0, result.stdout + result.stderr
     assert pathlib.Path(package / "resvisor" / "py.typed").exists()
+
+
+# ---- what a CUDA tensor goes through. There is no GPU here: the memory is the host's, and torch takes it by the same capsule ----
+
+
+def test_torch_takes_every_dtype_by_dlpack_of_bytes(service):
+    code = COMPARE + """
+    import gc, resvisor
+    from resvisor._library import library
+    from resvisor.torch import _by_dlpack, _DTYPES, from_tensor
+    checked = 0
+    for path in sys.argv[1:]:
+        lease = resvisor.connect().attach(path)
+        for tensor in lease.tensors():
+            if tensor.nbytes:
+                ours = _by_dlpack(tensor, _DTYPES[tensor.dtype])
+                assert ours.data_ptr() == tensor.address == ours.untyped_storage().data_ptr()
+                same(ours, from_tensor(tensor))
+                checked += 1
+                del ours
+        gc.collect()
+        assert library().rv_lease_dlpack_count(lease._held().pointer) == 0
+    print(json.dumps(checked > 20))
+    """
+    assert run_python(service, code, service.models / "every.safetensors", service.models / "special.safetensors")
+
+
+def test_a_view_keeps_the_lease_when_everything_else_is_gone(service):
+    code = """
+        import gc, json, torch, resvisor
+        from resvisor.torch import _by_dlpack
+        def load():
+            with resvisor.connect() as connection, connection.attach("plain") as lease:
+                tensor = next(lease.tensors())
+                return torch.nn.Parameter(_by_dlpack(tensor, torch.float32), requires_grad=False)[1:], tensor.tobytes()
+        view, wanted = load()
+        gc.collect()
+        with resvisor.connect() as other, other.attach("plain") as lease:
+            pass
+        assert view.contiguous().numpy().tobytes() == wanted[len(wanted) - view.nbytes:]
+        print(json.dumps(True))
+    """
+    assert run_python(service, code)
+    assert service.model("plain").leases == 0
+
+
+MAPPED = """
+    import json, sys, torch, resvisor, resvisor.torch, types
+    import resvisor._lease as lease
+    # a torch that has a GPU, as far as it is asked
+    torch.cuda.current_device = lambda: 0
+    torch.cuda.get_device_properties = lambda i: types.SimpleNamespace(uuid=UUID)
+    moved = []
+    resvisor.torch._move_to = lambda target: lambda tensor: moved.append(str(target)) or tensor
+"""
+
+
+@pytest.mark.parametrize("uuid", ["fa4ec0da-0000-4000-8000-000000000000", "GPU-fa4ec0da-0000-4000-8000-000000000000"])
+def test_a_cuda_device_that_the_pool_does_not_have_is_an_error_or_a_counted_fallback(service, uuid):
+    code = f"UUID = {uuid!r}" + textwrap.dedent(MAPPED + """
+    try:
+        resvisor.torch.load_file(sys.argv[1], device="cuda")
+        raise SystemExit("no error")
+    except resvisor.NoSuchDevice as error:
+        assert 'fallback="host" copies' in str(error), error
+    assert not resvisor.fallbacks()
+    found = resvisor.torch.load_file(sys.argv[1], device="cuda:0", fallback="host")
+    assert len(found) == len(moved) and set(moved) == {"cuda:0"}
+    print(json.dumps(resvisor.fallbacks()))
+    """)
+    assert run_python(service, code, service.models / "plain.safetensors") == {"NO_SUCH_DEVICE": 1}
+
+
+@pytest.mark.devices
+def test_load_file_takes_the_pools_device_by_its_uuid(make_service, make_devices):
+    """All but torch's own part: what it would take the pointers of is not memory here."""
+    made = make_service(env=make_devices(memory="1GiB", count=2).env)
+    models.write_plain(made.models / "plain.safetensors", mib=8)
+    made.config["models"] = {"plain": {"path": "plain.safetensors"}}
+    made.start()
+    code = 'UUID = "fa4ec0da-0000-4000-8000-000000000001"' + textwrap.dedent(MAPPED + """
+    taken = []
+    resvisor.torch._by_dlpack = lambda tensor, dtype: taken.append((tensor.device, tensor.__dlpack_device__(), dtype)) or tensor
+    found = resvisor.torch.load_file(sys.argv[1], device="cuda:1")
+    assert {one[:2] for one in taken} == {("cuda:1", (2, 1))} and set(moved) == {"cpu"}
+    assert not resvisor.fallbacks()
+    with resvisor.torch.safe_open(sys.argv[1], "pt", device="cuda:1") as opened:
+        assert opened.lease.device == "cuda:1" and opened.get_tensor(opened.keys()[0]).device == "cuda:1"
+    try:
+        resvisor.torch.load_file(sys.argv[1], device="cuda:0")  # torch and libresvisor count differently: never silently another one
+    except resvisor.DeviceFailed as error:
+        print(json.dumps(str(error)))
+    """)
+    assert "as number 1 of type 2" in run_python(made, code, made.models / "plain.safetensors")

@@ -65,6 +65,10 @@ RV_API int rv_connect(const char *socket_path, int timeout_ms, struct rv_connect
 /* Ends the connection; its leases end with it (their memory stays mapped until rv_detach). NULL is fine. */
 RV_API void rv_disconnect(struct rv_connection *connection);
 
+/* The connection ends when nothing made with it is left: its leases, and what rv_tensor_dlpack made of them. Until then
+ * the supervisor counts them as used. For the place of rv_disconnect; the pointer is dead afterwards. NULL is fine. */
+RV_API void rv_connection_release(struct rv_connection *connection);
+
 /* ---- leases ----------------------------------------------------------------------------------------------------- */
 
 enum rv_mapping {
@@ -215,6 +219,9 @@ RV_API int rv_tensor_read(const struct rv_lease *lease, const char *name, uint64
  */
 RV_API int rv_tensor_dlpack(struct rv_lease *lease, const char *name, unsigned flags, void **ret_managed,
                             struct rv_failure *err);
+
+/* How many tensors that rv_tensor_dlpack made of this lease are alive: after rv_detach, they are what keeps it. */
+RV_API uint64_t rv_lease_dlpack_count(const struct rv_lease *lease);
 
 /* Bytes of one element; 0 = unknown. */
 RV_API uint32_t rv_dtype_bytes(enum rv_dtype dtype);

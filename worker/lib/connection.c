@@ -84,6 +84,16 @@ void rv_disconnect(struct rv_connection *c)
     rv_connection_unref(c);
 }
 
+void rv_connection_release(struct rv_connection *c)
+{
+    if (!c || c->magic != RV_CONNECTION_MAGIC || c->owner)
+        return;
+    if (rv_fork_happened(c->fork_number))
+        rv_disconnect(c);
+    else
+        rv_connection_unref(c);
+}
+
 void rv_device_report(struct rv_connection *c, const struct rv_lease *lease, int error, const char *what)
 {
     if (rv_connection_usable(c, NULL) == 0 && rv_lease_usable(lease) == 0 && lease->memory->has_device)

@@ -168,3 +168,8 @@ int rv_tensor_dlpack(struct rv_lease *lease, const char *name, unsigned flags, v
     *ret_managed = &package->managed;
     return rv_failure_from(err, &error, 0);
 }
+
+uint64_t rv_lease_dlpack_count(const struct rv_lease *lease)
+{
+    return rv_lease_usable(lease) == 0 ? atomic_load(&lease->memory->refs) - 1 : 0; /* one is the lease's own */
+}

@@ -13,6 +13,10 @@
 
 enum { RV_DLPACK_CPU = 1, RV_DLPACK_CUDA = 2 }; /* DLDeviceType */
 
+/* Names of capsules that nobody has taken yet, by the Python specification of DLPack. */
+#define RV_DLPACK_CAPSULE "dltensor"
+#define RV_DLPACK_CAPSULE_VERSIONED "dltensor_versioned"
+
 #define RV_DLPACK_READ_ONLY 1u /* DLPACK_FLAG_BITMASK_READ_ONLY */
 
 /* DLDataTypeCode; those that a tensor file can have. */

@@ -234,8 +234,9 @@ static json_t *pool_of(const Resvisor__V1__Status *status)
     for (size_t i = 0; i < status->n_models; i++) {
         const Resvisor__V1__ModelStatus *m = status->models[i];
 
-        (void)json_array_append_new(models, json_pack("{s:s, s:s, s:I, s:I}", "name", m->name, "state", m->state,
-                                                      "bytes", (json_int_t)m->bytes, "leases", (json_int_t)m->leases));
+        (void)json_array_append_new(models, json_pack("{s:s, s:s, s:s, s:I, s:I}", "name", m->name, "device", m->device,
+                                                      "state", m->state, "bytes", (json_int_t)m->bytes, "leases",
+                                                      (json_int_t)m->leases));
     }
     pool = json_pack("{s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:o}", "version", status->version, "pool_bytes",
                      (json_int_t)status->pool_bytes, "pool_budget", (json_int_t)status->pool_budget, "leases",

@@ -1,5 +1,6 @@
 /* /metrics in the text format of Prometheus, and /readyz: the supervisor's status, with what only the router counts. */
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -64,7 +65,8 @@ static void write_pool(FILE *out, const Resvisor__V1__Status *s)
 {
     const struct single singles[] = {
         {"uptime_seconds", "gauge", "Time since the supervisor was started.", (double)s->uptime_ms / 1e3},
-        {"pool_bytes", "gauge", "Memory of all models, old generations included.", (double)s->pool_bytes},
+        {"pool_bytes", "gauge", "Memory of the host that models take, old generations included.",
+         (double)s->pool_bytes},
         {"pool_budget_bytes", "gauge", "What pool.budget allows; 0 = no limit.", (double)s->pool_budget},
         {"leases", "gauge", "Leases that clients and workers hold.", s->leases},
         {"clients", "gauge", "Connections to the supervisor's socket.", s->clients},
@@ -126,14 +128,22 @@ static void write_prompts(FILE *out, const struct rv_front *front)
 
 /* ---- by model, type, worker ------------------------------------------------------------------------------------- */
 
+/* A model on the host has no label for its device: its series are called as they were before there were devices. */
+static void model_sample(FILE *out, const char *name, double value, const Resvisor__V1__ModelStatus *m)
+{
+    bool on_device = *m->device && strcmp(m->device, "host") != 0;
+
+    sample(out, name, value, "model", m->name, on_device ? "device" : NULL, on_device ? m->device : NULL);
+}
+
 static void write_models(FILE *out, const Resvisor__V1__Status *s)
 {
     head(out, "model_bytes", "gauge", "Memory of a model.");
     for (size_t i = 0; i < s->n_models; i++)
-        sample(out, "model_bytes", (double)s->models[i]->bytes, "model", s->models[i]->name, NULL, NULL);
+        model_sample(out, "model_bytes", (double)s->models[i]->bytes, s->models[i]);
     head(out, "model_leases", "gauge", "Leases of a model.");
     for (size_t i = 0; i < s->n_models; i++)
-        sample(out, "model_leases", s->models[i]->leases, "model", s->models[i]->name, NULL, NULL);
+        model_sample(out, "model_leases", s->models[i]->leases, s->models[i]);
 }
 
 static void write_workers(FILE *out, const Resvisor__V1__Status *s)
@@ -173,6 +183,41 @@ static void write_types(FILE *out, const struct rv_router *r)
 
 _Static_assert(RV_OUTCOMES_MAX > RESVISOR__V1__ERROR_CODE__ERROR_FILE_DAMAGED, "a counter per error code");
 
+static void write_devices(FILE *out, const Resvisor__V1__Status *s)
+{
+    static const char *const states[] = {"UNTESTED", "TESTING", "READY", "UNUSABLE", "LOST"};
+    const struct {
+        const char *name, *help;
+        size_t offset;
+    } sizes[] = {
+        {"device_memory_bytes", "Memory of a device.", offsetof(Resvisor__V1__DeviceStatus, total_bytes)},
+        {"device_pool_bytes", "Memory of a device that models take.", offsetof(Resvisor__V1__DeviceStatus, pool_bytes)},
+        {"device_budget_bytes", "What devices.NAME.budget allows; 0 = no limit.",
+         offsetof(Resvisor__V1__DeviceStatus, budget_bytes)},
+        {"device_free_bytes",
+         "Free memory of a device; on unified memory what models may take of the machine's. No sample "
+         "when nobody tells.",
+         offsetof(Resvisor__V1__DeviceStatus, free_bytes)},
+    };
+
+    if (s->n_devices == 0)
+        return;
+    head(out, "device_state", "gauge", "1 for the state that a device is in.");
+    for (size_t i = 0; i < s->n_devices; i++)
+        for (unsigned k = 0; k < sizeof(states) / sizeof(states[0]); k++)
+            sample(out, "device_state", strcmp(s->devices[i]->state, states[k]) == 0, "device", s->devices[i]->name,
+                   "state", states[k]);
+    for (unsigned k = 0; k < sizeof(sizes) / sizeof(sizes[0]); k++) {
+        head(out, sizes[k].name, "gauge", sizes[k].help);
+        for (size_t i = 0; i < s->n_devices; i++) {
+            const uint64_t *value = (const void *)((const char *)s->devices[i] + sizes[k].offset);
+
+            if (strcmp(sizes[k].name, "device_free_bytes") != 0 || s->devices[i]->memory_source[0])
+                sample(out, sizes[k].name, (double)*value, "device", s->devices[i]->name, NULL, NULL);
+        }
+    }
+}
+
 void rv_http_render_metrics(struct rv_http_request *request, const Resvisor__V1__Reply *reply, int fd)
 {
     const Resvisor__V1__Status *s = reply->status;
@@ -188,6 +233,7 @@ void rv_http_render_metrics(struct rv_http_request *request, const Resvisor__V1_
     head(out, "build_info", "gauge", "Always 1; the label says which version.");
     sample(out, "build_info", 1, "version", s->version, NULL, NULL);
     write_pool(out, s);
+    write_devices(out, s);
     write_models(out, s);
     write_workers(out, s);
     write_types(out, request->http->router);

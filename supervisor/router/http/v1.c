@@ -59,6 +59,18 @@ static void render_model(struct rv_http_request *request, const Resvisor__V1__Re
     rv_http_answer_json(request, 200, JSON_OF(reply->model));
 }
 
+static void render_devices(struct rv_http_request *request, const Resvisor__V1__Reply *reply, int fd)
+{
+    (void)fd;
+    rv_http_answer_json(request, 200, JSON_OF(reply->devices));
+}
+
+static void render_device(struct rv_http_request *request, const Resvisor__V1__Reply *reply, int fd)
+{
+    (void)fd;
+    rv_http_answer_json(request, 200, reply->devices->n_devices ? JSON_OF(reply->devices->devices[0]) : NULL);
+}
+
 static void render_restarted(struct rv_http_request *request, const Resvisor__V1__Reply *reply, int fd)
 {
     (void)reply;
@@ -159,6 +171,8 @@ static void ask_model(struct rv_http_request *request, Resvisor__V1__ModelAction
 
     model.action = action;
     model.model = (char *)request->target.segments[3];
+    if (rv_http_query(&request->target, "device"))
+        model.device = (char *)rv_http_query(&request->target, "device");
     message.body_case = RESVISOR__V1__REQUEST__BODY_MODEL;
     message.model = &model;
     ask(request, &message, render_model);
@@ -187,6 +201,38 @@ static void do_pin(struct rv_http_request *request)
 static void do_unpin(struct rv_http_request *request)
 {
     ask_model(request, RESVISOR__V1__MODEL_ACTION__MODEL_UNPIN);
+}
+
+static void ask_device(struct rv_http_request *request, Resvisor__V1__DeviceAction action, const char *device)
+{
+    Resvisor__V1__Request message = RESVISOR__V1__REQUEST__INIT;
+    Resvisor__V1__DeviceRequest body = RESVISOR__V1__DEVICE_REQUEST__INIT;
+
+    body.action = action;
+    body.device = (char *)device;
+    message.body_case = RESVISOR__V1__REQUEST__BODY_DEVICE;
+    message.device = &body;
+    ask(request, &message, *device ? render_device : render_devices);
+}
+
+static void do_devices(struct rv_http_request *request)
+{
+    ask_device(request, RESVISOR__V1__DEVICE_ACTION__DEVICE_SHOW, "");
+}
+
+static void do_device(struct rv_http_request *request)
+{
+    ask_device(request, RESVISOR__V1__DEVICE_ACTION__DEVICE_SHOW, request->target.segments[3]);
+}
+
+static void do_test_all(struct rv_http_request *request)
+{
+    ask_device(request, RESVISOR__V1__DEVICE_ACTION__DEVICE_TEST, "");
+}
+
+static void do_test(struct rv_http_request *request)
+{
+    ask_device(request, RESVISOR__V1__DEVICE_ACTION__DEVICE_TEST, request->target.segments[3]);
 }
 
 static void do_submit(struct rv_http_request *request)
@@ -314,11 +360,15 @@ static const struct rv_http_route routes[] = {
     {"GET", "/metrics", RV_HTTP_CLIENT, false, "", do_metrics},
     {"GET", V1 "status", RV_HTTP_CLIENT, false, "", do_status},
     {"GET", V1 "models", RV_HTTP_CLIENT, false, "", do_models},
-    {"GET", V1 "models/*", RV_HTTP_CLIENT, false, "", do_show},
-    {"POST", V1 "models/*/load", RV_HTTP_CLIENT, false, "", do_load},
-    {"POST", V1 "models/*/unload", RV_HTTP_OPERATOR, false, "", do_unload},
-    {"POST", V1 "models/*/pin", RV_HTTP_OPERATOR, false, "", do_pin},
-    {"POST", V1 "models/*/unpin", RV_HTTP_OPERATOR, false, "", do_unpin},
+    {"GET", V1 "models/*", RV_HTTP_CLIENT, false, "device ", do_show},
+    {"POST", V1 "models/*/load", RV_HTTP_CLIENT, false, "device ", do_load},
+    {"POST", V1 "models/*/unload", RV_HTTP_OPERATOR, false, "device ", do_unload},
+    {"POST", V1 "models/*/pin", RV_HTTP_OPERATOR, false, "device ", do_pin},
+    {"POST", V1 "models/*/unpin", RV_HTTP_OPERATOR, false, "device ", do_unpin},
+    {"GET", V1 "devices", RV_HTTP_CLIENT, false, "", do_devices},
+    {"POST", V1 "devices/test", RV_HTTP_OPERATOR, false, "", do_test_all},
+    {"GET", V1 "devices/*", RV_HTTP_CLIENT, false, "", do_device},
+    {"POST", V1 "devices/*/test", RV_HTTP_OPERATOR, false, "", do_test},
     {"POST", V1 "jobs", RV_HTTP_CLIENT, true, "", do_submit},
     {"GET", V1 "jobs", RV_HTTP_CLIENT, false, "type unfinished limit ", do_list},
     {"GET", V1 "jobs/*", RV_HTTP_CLIENT, false, "", do_get},

@@ -1,11 +1,20 @@
-"""DLPack capsules of dtypes that numpy does not export: bfloat16 and the 8-bit floats.
+"""DLPack capsules: of host memory those that numpy does not export, bfloat16 and the 8-bit floats; of a device's memory, all.
 
-numpy makes the capsule, over unsigned integers of the same size, so that its deleter is numpy's own C function; then the dtype in
-it is set. Source of the layout and the codes: dlpack.h of DLPack 1.1 (DLManagedTensor, DLManagedTensorVersioned, DLDataTypeCode).
+Of host memory numpy makes the capsule, over unsigned integers of the same size, so that its deleter is numpy's own C function;
+then the dtype in it is set. Of a device's memory libresvisor makes the tensor, and a C function of it ends a capsule that
+nobody took: a function of Python's could be called when the interpreter is half gone.
+
+Source of the layout and the codes: dlpack.h of DLPack 1.1 (DLManagedTensor, DLManagedTensorVersioned, DLDataTypeCode).
 """
 
 import ctypes
+import functools
 from typing import Any
+
+from ._errors import check
+from ._library import Failure, library
+
+VERSIONED, BYTES = 1, 2  # RV_DLPACK_… of resvisor.h
 
 #: dtype in safetensors files -> (numpy's dtype of that size, DLDataTypeCode, bits)
 RETAGGED = {
@@ -37,3 +46,34 @@ def retag(capsule: Any, code: int, bits: int) -> Any:
     ctypes.c_uint8.from_address(at).value = code
     ctypes.c_uint8.from_address(at + 1).value = bits
     return capsule
+
+
+# Kept for ever, beyond the end of the interpreter's modules: a capsule refers to its name, and does not keep it.
+_names = {flags: ctypes.create_string_buffer(name) for flags, name in ((0, b"dltensor"), (VERSIONED, b"dltensor_versioned"))}
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_names))
+
+_new = ctypes.pythonapi.PyCapsule_New
+_new.restype, _new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+
+
+@functools.lru_cache(maxsize=None)
+def _destructor() -> int:
+    """The address of the C function that ends a capsule that nobody took."""
+    python = ctypes.pythonapi
+    is_valid, pointer = (ctypes.cast(f, ctypes.c_void_p) for f in (python.PyCapsule_IsValid, python.PyCapsule_GetPointer))
+    library().rv_capsule_setup(is_valid, pointer)
+    address = ctypes.cast(library().rv_capsule_end, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def capsule(lease: int, name: str, flags: int) -> Any:
+    """A tensor of the lease in place, for one taker. It keeps the memory, not the lease object."""
+    failure, managed = Failure(), ctypes.c_void_p()
+    destructor = _destructor()
+    check(library().rv_tensor_dlpack(lease, name.encode(), flags, managed, failure), failure, f"tensor {name!r}")
+    try:
+        return _new(managed, ctypes.addressof(_names[flags & VERSIONED]), destructor)
+    except BaseException:
+        library().rv_capsule_drop(managed, flags)
+        raise

@@ -71,6 +71,18 @@ class Unsupported(Error):
     """Understood, but this version cannot do it."""
 
 
+class NoSuchDevice(Error):
+    """resvisor has no such device, or this process does not see it."""
+
+
+class DeviceFailed(Error):
+    """The driver of a device failed; the message has the call and its error."""
+
+
+class DeviceLost(DeviceFailed):
+    """The device is gone: whatever lay there is lost, and this process cannot use it any more."""
+
+
 class ShuttingDown(Error, ConnectionError):
     """resvisor is stopping."""
 
@@ -88,6 +100,9 @@ _CLASSES: dict[ErrorCode, type[Error]] = {
     ErrorCode.CANCELLED: Cancelled,
     ErrorCode.UNSUPPORTED: Unsupported,
     ErrorCode.SHUTTING_DOWN: ShuttingDown,
+    ErrorCode.NO_SUCH_DEVICE: NoSuchDevice,
+    ErrorCode.DEVICE: DeviceFailed,
+    ErrorCode.DEVICE_LOST: DeviceLost,
 }
 
 # For functions that fill no rv_failure.
@@ -98,6 +113,8 @@ _CODES = {
     errno.ENOMEM: ErrorCode.NO_MEMORY,
     errno.ENOENT: ErrorCode.NO_SUCH_MODEL,
     errno.ECONNRESET: ErrorCode.NOT_RUNNING,
+    errno.ENODEV: ErrorCode.NO_SUCH_DEVICE,
+    errno.EIO: ErrorCode.DEVICE,
 }
 
 

@@ -14,7 +14,7 @@ from ._lease import Lease, Tensor, attach_default
 if TYPE_CHECKING:
     from types import TracebackType
 
-Fallback = Literal["error", "file"]
+Fallback = Literal["error", "file", "host"]
 FileName = str | os.PathLike[str]
 T = TypeVar("T")
 
@@ -39,19 +39,19 @@ def fallbacks() -> dict[str, int]:
 
 
 def check_fallback(fallback: str) -> None:
-    if fallback not in ("error", "file"):
-        raise ValueError(f'fallback is {fallback!r}; allowed: "error", "file"')
+    if fallback not in ("error", "file", "host"):
+        raise ValueError(f'fallback is {fallback!r}; allowed: "error", "file", "host"')
 
 
-def count_fallback(filename: FileName, error: Exception) -> None:
+def count_fallback(filename: FileName, error: Exception, instead: str = "read from the file, not from the pool") -> None:
     """Never silent: a warning with the reason, and the counter."""
     code = error.code.name if isinstance(error, Error) else "LIBRARY"
     with _lock:
         _fallbacks[code] += 1
-    _log.warning("resvisor: %s is read from the file, not from the pool: %s", os.fspath(filename), error)
+    _log.warning("resvisor: %s is %s: %s", os.fspath(filename), instead, error)
 
 
-def attach_file(filename: FileName, fallback: str) -> Lease | None:
+def attach_file(filename: FileName, fallback: str, device: str = "host") -> Lease | None:
     """A lease on the file; None = the caller reads the file itself, as fallback="file" allows.
 
     The file is opened here and handed over: what this process may read it may have, wherever it lies. So a file that is
@@ -61,12 +61,12 @@ def attach_file(filename: FileName, fallback: str) -> Lease | None:
     path = os.path.abspath(os.fspath(filename))
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        lease = attach_default(path, fd=fd)
+        lease = attach_default(path, fd=fd, device=device)
         if len(lease) == 1 and next(lease.tensors()).dtype == "BLOB":
             raise make_error(f"{path} is no safetensors file", ErrorCode.MODEL_INVALID)
         return lease
     except (Error, ImportError) as error:
-        if fallback == "error":
+        if fallback != "file":
             raise
         count_fallback(filename, error)
         return None

@@ -4,7 +4,7 @@ Lifetime. Everything that shows the pool's memory (memoryview, numpy array, torc
 alive, and that keeps a _Mapping alive; the lease is given back and the memory unmapped when the _Mapping dies. So memory
 is valid as long as anything made from it lives, whoever holds that, and nobody has to close in the right order. The frees
 are numpy's and torch's own C functions: a ctypes callback as a DLPack deleter would be called after the interpreter is
-gone.
+gone. What shows a device's memory is DLPack of libresvisor, which keeps the memory itself; there the _Mapping may go first.
 """
 
 import ctypes
@@ -16,12 +16,13 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._codes import ErrorCode
-from ._dlpack import RETAGGED, retag
-from ._errors import Error, check
+from ._dlpack import RETAGGED, VERSIONED, capsule, retag
+from ._errors import Error, check, make_error
 from ._library import AttachOptions, Failure, LeaseInfo, ProgressFunction, RawTensor, library
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ Progress = Callable[[int, int], "bool | None"]
 _MAPPINGS: dict[str, int] = {"auto": 0, "private": 1, "shared": 2}
 _MAPPING_NAMES: dict[int, MappingMode] = {1: "private", 2: "shared"}
 _NO_LIMIT = -1
+CPU, CUDA = 1, 2  # DLDeviceType of DLPack
 _TIMEOUT_MS_MAX = 2**31 - 1
 
 
@@ -59,16 +61,32 @@ class _Handle:
     def __init__(self, pointer: int, owned: bool) -> None:
         self.pointer = pointer
         if owned:
-            _at_end(self, library().rv_disconnect, pointer)
+            _at_end(self, library().rv_connection_release, pointer)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a lease's memory lies."""
+
+    device: str = "host"
+    backend: str = "memfd"
+    device_type: int = CPU
+    device_id: int = 0  # in this process
+
+    @property
+    def readable(self) -> bool:
+        """The CPU can read it: a device that shares the machine's memory has it there."""
+        return self.backend == "memfd"
 
 
 class _Mapping:
     """A lease's pointer, kept by everything that shows its memory."""
 
-    __slots__ = ("pointer", "__weakref__")
+    __slots__ = ("pointer", "place", "__weakref__")
 
     def __init__(self, pointer: int, handle: _Handle) -> None:
         self.pointer = pointer
+        self.place = Place()
         _at_end(self, _detach, pointer, handle)
 
 
@@ -78,7 +96,7 @@ def _detach(pointer: int, handle: _Handle) -> None:
 
 
 class Tensor:
-    """One tensor of a lease: facts, and views of its memory. Nothing here copies, but tobytes."""
+    """One tensor of a lease: facts, and views of its memory. Nothing here copies, but tobytes and numpy(copy=True)."""
 
     __slots__ = ("name", "dtype", "shape", "nbytes", "address", "digest", "writable", "_mapping")
 
@@ -86,7 +104,7 @@ class Tensor:
     dtype: str  #: as in safetensors files: "F32", "BF16"; "BLOB" = a file of another format
     shape: tuple[int, ...]
     nbytes: int
-    address: int
+    address: int  #: on a device, a pointer that the CPU cannot read
     digest: str  #: XXH3-128 in hexadecimal
     writable: bool  #: a write makes a private copy of the page; the pool never changes
 
@@ -103,35 +121,81 @@ class Tensor:
     def __repr__(self) -> str:
         return f"<resvisor.Tensor {self.name!r} {self.dtype} {list(self.shape)}>"
 
+    @property
+    def device(self) -> str:
+        """Where it lies: "host", "cuda:0" (resvisor's name)."""
+        return self._mapping.place.device
+
     def _array(self) -> "ctypes.Array[ctypes.c_ubyte]":
         """The memory as a ctypes array that keeps it mapped."""
+        if not self._mapping.place.readable:
+            message = f"tensor {self.name!r} lies on {self.device}, which the CPU cannot read"
+            remedy = "copy it by .numpy(copy=True) or .tobytes(), or use it there by .torch() or DLPack"
+            raise make_error(message, ErrorCode.UNSUPPORTED, remedy)
         array = (ctypes.c_ubyte * self.nbytes).from_address(self.address) if self.nbytes else (ctypes.c_ubyte * 0)()
         array._resvisor_mapping = self._mapping  # type: ignore[attr-defined]
         return array
 
     def memoryview(self) -> memoryview:
-        """The bytes in place. Read-only under a shared mapping."""
+        """The bytes in place. Read-only under a shared mapping. Unsupported on a device."""
         view = memoryview(self._array()).cast("B")
         return view if self.writable else view.toreadonly()
 
     def tobytes(self) -> bytes:
-        """A copy of the bytes."""
-        return bytes(self.memoryview())
+        """A copy of the bytes, from wherever they lie."""
+        return bytes(self.memoryview()) if self._mapping.place.readable else bytes(self._copy())
 
-    def numpy(self) -> "numpy.ndarray[Any, Any]":
-        """A numpy array in place. Unsupported for dtypes that numpy does not have."""
+    def _copy(self) -> bytearray:
+        """A private copy in this process' memory."""
+        copy = bytearray(self.nbytes)
+        if self._mapping.place.readable:
+            copy[:] = self.memoryview()
+        elif copy:
+            failure, buffer = Failure(), (ctypes.c_ubyte * self.nbytes).from_buffer(copy)
+            read = library().rv_tensor_read(self._mapping.pointer, self.name.encode(), 0, buffer, self.nbytes, failure)
+            check(read, failure, f"tensor {self.name!r}")
+        return copy
+
+    def numpy(self, *, copy: bool = False) -> "numpy.ndarray[Any, Any]":
+        """A numpy array in place, or of a copy, which is the only way on a device. Unsupported for dtypes that numpy does not
+        have."""
         from . import numpy as module
 
-        return module.from_tensor(self)
+        return module.from_tensor(self, copy=copy)
 
     def torch(self) -> "torch.Tensor":
-        """A torch tensor in place, on the CPU."""
+        """A torch tensor in place, on the device where the lease is."""
         from . import torch as module
 
         return module.from_tensor(self)
 
-    def __dlpack__(self, **options: Any) -> Any:
-        """For torch, CuPy, JAX and others. The capsule is numpy's own, in place."""
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """For torch, CuPy, JAX and others, as the array API has it: a capsule of the memory in place.
+
+        On a device it is libresvisor's, read-only (which only the versioned form can say), and a copy is the taker's to
+        make. Nothing is under way on any stream, so stream changes nothing. On the host it is numpy's own.
+        """
+        place = self._mapping.place
+        if place.device_type == CPU or (place.readable and dl_device == (CPU, 0)):
+            options = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+            return self._numpy_dlpack({name: value for name, value in options.items() if value is not None})
+        if dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError(f"tensor {self.name!r} lies on {self.device}, DLPack device {self.__dlpack_device__()}, not {dl_device}")
+        if copy:
+            raise BufferError(f"tensor {self.name!r} is lent in place; copy what comes of it")
+        if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int) or stream < -1 or stream == 0):
+            raise ValueError(f"stream is {stream!r}; on CUDA: None, -1, 1, 2 or the number of a stream")
+        flags = VERSIONED if max_version is not None and max_version[0] >= 1 else 0
+        return capsule(self._mapping.pointer, self.name, flags)
+
+    def _numpy_dlpack(self, options: dict[str, Any]) -> Any:
         if self.dtype not in RETAGGED:
             return self.numpy().__dlpack__(**options)
         import numpy
@@ -141,7 +205,8 @@ class Tensor:
         return retag(array.__dlpack__(**options), code, bits)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)  # kDLCPU
+        """(1, 0) = the CPU, (2, number) = CUDA"""
+        return (self._mapping.place.device_type, self._mapping.place.device_id)
 
 
 def _dtype_name(dtype: int) -> str:
@@ -164,6 +229,10 @@ class Lease(Mapping[str, Tensor]):
     waited: bool  #: attach waited for a load
     load_us: int
     read_bytes: int  #: what that load read from the file; 0 = the model was resident
+    device: str  #: where the model lies: "host", "cuda:0" (resvisor's name)
+    backend: str  #: "memfd", "cuda-vmm", "cuda-ipc"
+    device_type: int  #: as DLPack has it: 1 = CPU, 2 = CUDA. With memfd and 2 the pointers serve both.
+    device_id: int  #: the device's number in this process
 
     def __init__(self, pointer: int, handle: _Handle) -> None:
         self._mapping: _Mapping | None = _Mapping(pointer, handle)
@@ -174,6 +243,11 @@ class Lease(Mapping[str, Tensor]):
         self.generation = info.generation
         self.bytes = info.bytes
         self.mapping = _MAPPING_NAMES[info.mapping]
+        self.device = info.device.decode() if info.device else "host"
+        self.backend = info.backend.decode() if info.backend else "memfd"
+        self.device_type = info.device_type or CPU
+        self.device_id = info.device_id
+        self._mapping.place = Place(self.device, self.backend, self.device_type, self.device_id)
         self.waited = info.waited
         self.load_us = info.load_us
         self.read_bytes = info.read_bytes
@@ -245,9 +319,14 @@ class Lease(Mapping[str, Tensor]):
         found: dict[str, str] = json.loads(text) if text else {}
         return found
 
-    def numpy(self) -> "dict[str, numpy.ndarray[Any, Any]]":
-        """All tensors as numpy arrays in place."""
-        return {tensor.name: tensor.numpy() for tensor in self.tensors()}
+    @property
+    def revoked(self) -> bool:
+        """resvisor wants the memory back: let go of everything that was made from this lease."""
+        return bool(library().rv_lease_is_revoked(self._held().pointer))
+
+    def numpy(self, *, copy: bool = False) -> "dict[str, numpy.ndarray[Any, Any]]":
+        """All tensors as numpy arrays in place, or as copies."""
+        return {tensor.name: tensor.numpy(copy=copy) for tensor in self.tensors()}
 
     def torch(self) -> "dict[str, torch.Tensor]":
         """All tensors as torch tensors in place."""
@@ -283,16 +362,16 @@ class _Attach:
         self.pointer = ctypes.c_void_p()
         self.result = 0
 
-    def run(self, handle: _Handle, name: bytes, mapping: int, timeout_ms: int, fd: int) -> None:
+    def run(self, handle: _Handle, name: bytes, mapping: int, timeout_ms: int, fd: int, device: bytes | None) -> None:
         """Sets result, failure and pointer; raises what progress or a signal's handler raised."""
         if threading.current_thread() is not threading.main_thread():
-            self._call(handle, name, mapping, timeout_ms, fd, self._here)
+            self._call(handle, name, mapping, timeout_ms, fd, device, self._here)
             if self._error is not None:
                 self._undo()
                 raise self._error
             return
         try:
-            arguments = (handle, name, mapping, timeout_ms, fd)
+            arguments = (handle, name, mapping, timeout_ms, fd, device)
             threading.Thread(target=self._serve, args=arguments, name="resvisor-attach", daemon=True).start()
             while (event := self._events.get()) is not None:
                 self._answers.put(self._progress is None or self._progress(*event) is not False)
@@ -303,9 +382,9 @@ class _Attach:
                 self._answers.put(False)
             raise
 
-    def _call(self, handle: _Handle, name: bytes, mapping: int, timeout_ms: int, fd: int, progress: Any) -> None:
+    def _call(self, handle: _Handle, name: bytes, mapping: int, timeout_ms: int, fd: int, device: bytes | None, progress: Any) -> None:
         size = ctypes.sizeof(AttachOptions)
-        options = AttachOptions(size, mapping, timeout_ms, fd, ProgressFunction(progress), None)
+        options = AttachOptions(size, mapping, timeout_ms, fd, ProgressFunction(progress), None, device)
         self.result = library().rv_attach(handle.pointer, name, options, self.pointer, self.failure)
 
     def _undo(self) -> None:
@@ -319,9 +398,9 @@ class _Attach:
             self._error = error
             return False
 
-    def _serve(self, handle: _Handle, name: bytes, mapping: int, timeout_ms: int, fd: int) -> None:
+    def _serve(self, handle: _Handle, name: bytes, mapping: int, timeout_ms: int, fd: int, device: bytes | None) -> None:
         try:
-            self._call(handle, name, mapping, timeout_ms, fd, self._there)
+            self._call(handle, name, mapping, timeout_ms, fd, device, self._there)
             if self._stop:
                 self._undo()
         finally:
@@ -368,6 +447,7 @@ class Connection:
         timeout: float | None = None,
         fd: int | None = None,
         progress: Progress | None = None,
+        device: str | None = None,
     ) -> Lease:
         """Takes a lease on a model: a configured name, or an absolute path inside a configured model folder.
 
@@ -375,7 +455,9 @@ class Connection:
         "shared" = read-only, "auto" = private, or shared where the model lies in huge pages. timeout: seconds for
         everything. fd: an open descriptor of the model file; then model is only a name for people. progress(done, total):
         bytes, called on this thread while the model is loaded (total is 0 while unknown); False gives up, and so does an
-        exception, which comes out of attach.
+        exception, which comes out of attach. device: where the model shall lie: "host", "cuda:0" (resvisor's own name of
+        the device), or "GPU-" and a uuid; None = in a worker its type's device, elsewhere the host. A device has no private
+        mapping, and its memory is read-only there.
         """
         handle = self._handle
         if handle is None:
@@ -386,7 +468,8 @@ class Connection:
         if b"\0" in name:
             raise ValueError("a model's name has no NUL")
         attach = _Attach(progress)
-        attach.run(handle, name, _MAPPINGS[mapping], _timeout_ms(timeout), -1 if fd is None else fd)
+        place = None if device is None else device.encode()
+        attach.run(handle, name, _MAPPINGS[mapping], _timeout_ms(timeout), -1 if fd is None else fd, place)
         check(attach.result, attach.failure, f"attach of {os.fsdecode(name)}")
         assert attach.pointer.value is not None
         return Lease(attach.pointer.value, handle)

@@ -34,6 +34,7 @@ class AttachOptions(ctypes.Structure):
         ("model_fd", ctypes.c_int),
         ("progress", ProgressFunction),
         ("context", ctypes.c_void_p),
+        ("device", ctypes.c_char_p),
     ]
 
 
@@ -51,6 +52,10 @@ class LeaseInfo(ctypes.Structure):
         ("waited", ctypes.c_bool),
         ("load_us", ctypes.c_uint64),
         ("read_bytes", ctypes.c_uint64),
+        ("device", ctypes.c_char_p),
+        ("backend", ctypes.c_char_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
     ]
 
 
@@ -77,7 +82,7 @@ _u64 = ctypes.c_uint64
 # name: (result, arguments), as resvisor.h declares them
 _FUNCTIONS = {
     "rv_connect": (ctypes.c_int, [_text, ctypes.c_int, _out, _failure]),
-    "rv_disconnect": (None, [_p]),
+    "rv_connection_release": (None, [_p]),
     "rv_attach": (ctypes.c_int, [_p, _text, ctypes.POINTER(AttachOptions), _out, _failure]),
     "rv_detach": (None, [_p]),
     "rv_lease_get_info": (ctypes.c_int, [_p, ctypes.POINTER(LeaseInfo)]),
@@ -87,6 +92,14 @@ _FUNCTIONS = {
     "rv_tensor_find": (ctypes.c_int, [_p, _text, ctypes.POINTER(RawTensor)]),
     "rv_tensor_count": (_u64, [_p]),
     "rv_tensor_at": (ctypes.c_int, [_p, _u64, ctypes.POINTER(RawTensor)]),
+    "rv_tensor_read": (ctypes.c_int, [_p, _text, _u64, _p, _u64, _failure]),
+    "rv_tensor_dlpack": (ctypes.c_int, [_p, _text, ctypes.c_uint, _out, _failure]),
+    "rv_lease_dlpack_count": (_u64, [_p]),
+    "rv_lease_is_revoked": (ctypes.c_bool, [_p]),
+    "rv_device_report": (None, [_p, _p, ctypes.c_int, _text]),
+    "rv_capsule_setup": (None, [_p, _p]),
+    "rv_capsule_drop": (None, [_p, ctypes.c_uint]),
+    "rv_capsule_end": (None, [_p]),
     "rv_dtype_text": (_text, [ctypes.c_int]),
     "rv_worker_open": (ctypes.c_int, [_out, _failure]),
     "rv_worker_close": (None, [_p]),

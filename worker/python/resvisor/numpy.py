@@ -30,14 +30,14 @@ _DTYPES = {
 }
 
 
-def from_tensor(tensor: Tensor) -> Array:
-    """A tensor of a lease as an array in place. Under a shared mapping it is not writable."""
+def from_tensor(tensor: Tensor, *, copy: bool = False) -> Array:
+    """A tensor of a lease as an array in place. Under a shared mapping it is not writable. copy: of a private copy."""
     try:
         dtype = numpy.dtype(_DTYPES[tensor.dtype])
     except (KeyError, TypeError):
         message = f"numpy has no dtype for {tensor.dtype} (tensor {tensor.name!r})"
         raise make_error(message, ErrorCode.UNSUPPORTED, "use resvisor.torch, or Tensor.memoryview()") from None
-    return numpy.frombuffer(tensor.memoryview(), dtype).reshape(tensor.shape)
+    return numpy.frombuffer(tensor._copy() if copy else tensor.memoryview(), dtype).reshape(tensor.shape)
 
 
 def load_file(filename: FileName, *, backend: str = "mmap", fallback: Fallback = "error") -> dict[str, Array]:

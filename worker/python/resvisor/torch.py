@@ -1,13 +1,19 @@
-"""safetensors.torch's load_file and safetensors' safe_open, from the pool: same signatures, same results, no copy."""
+"""safetensors.torch's load_file and safetensors' safe_open, from the pool: same signatures, same results, no copy.
+
+On a CUDA device too, in torch's own context, whatever its allocator is: torch gets the pointers by DLPack and allocates
+nothing. torch.multiprocessing is not involved.
+"""
 
 from typing import Any, cast
 
 import torch
+import torch.utils.dlpack
 
 from ._codes import ErrorCode
-from ._errors import make_error
-from ._files import Fallback, FileName, Opened, attach_file
-from ._lease import Tensor
+from ._dlpack import BYTES, capsule
+from ._errors import Error, NoSuchDevice, make_error
+from ._files import Fallback, FileName, Opened, attach_file, check_fallback, count_fallback
+from ._lease import CPU, CUDA, Lease, Tensor
 
 Device = str | int | torch.device
 
@@ -39,36 +45,83 @@ _DTYPES: dict[str, torch.dtype] = {
 
 
 def from_tensor(tensor: Tensor) -> torch.Tensor:
-    """A tensor of a lease as a torch tensor in place, on the CPU, with a storage of its own size.
+    """A tensor of a lease as a torch tensor in place, where the lease is, with a storage of its own size.
 
-    torch has no read-only tensors: under a shared mapping a write is SIGSEGV.
+    torch has no read-only tensors: under a shared mapping a write is SIGSEGV, and on a device a fault that ends this
+    process' use of it.
     """
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         message = f"this torch has no dtype for {tensor.dtype} (tensor {tensor.name!r})"
         raise make_error(message, ErrorCode.UNSUPPORTED, "use a newer torch, or Tensor.memoryview()")
+    place = tensor._mapping.place
     if tensor.nbytes == 0:
-        return torch.empty(tensor.shape, dtype=dtype)
+        device = "cpu" if place.device_type == CPU else f"cuda:{place.device_id}"
+        return torch.empty(tensor.shape, dtype=dtype, device=device)
+    if place.device_type != CPU:
+        return _by_dlpack(tensor, dtype)
     # the array itself, not a read-only memoryview of it: torch would warn for each tensor
     return torch.frombuffer(tensor._array(), dtype=dtype).reshape(tensor.shape)
 
 
-def _move_to(device: Device) -> Any:
+def _by_dlpack(tensor: Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """As bytes, which every torch takes, and then by a view: its DLPack knows no 8-bit floats."""
+    taken = torch.utils.dlpack.from_dlpack(capsule(tensor._mapping.pointer, tensor.name, BYTES))
+    return taken.view(dtype).reshape(tensor.shape)
+
+
+def _uuid(index: int) -> str:
+    """The device that torch counts as number `index`, by the name that every process has for it."""
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    if uuid is None:
+        raise make_error(f"this torch does not tell the uuid of cuda:{index}", ErrorCode.UNSUPPORTED, "use torch 2.4 or newer")
+    text = str(uuid)
+    return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
+
+
+def _attach(filename: FileName, device: Device, fallback: Fallback) -> tuple[Lease | None, Any]:
+    """A lease, and what moves its tensors to where they are wanted. No lease: the caller reads the file."""
+    check_fallback(fallback)
     target = torch.device(device)
+    if target.type != "cuda":
+        return attach_file(filename, fallback), _move_to(target)
+    index = torch.cuda.current_device() if target.index is None else target.index
+    try:
+        lease = attach_file(filename, "error", device=_uuid(index))
+    except (Error, ImportError) as error:
+        if fallback == "error":
+            if isinstance(error, NoSuchDevice):
+                remedy = f'fallback="host" copies from the pool\'s host memory to {target}'
+                raise make_error(error.message, error.code, remedy) from error
+            raise
+        if fallback == "file":
+            count_fallback(filename, error)
+            return None, _move_to(target)
+        count_fallback(filename, error, "copied from the pool's host memory")
+        return attach_file(filename, "error"), _move_to(target)
+    assert lease is not None
+    if (lease.device_type, lease.device_id) != (CUDA, index):
+        lease.close()
+        message = f"libresvisor counts the device of {target} as number {lease.device_id} of type {lease.device_type}"
+        raise make_error(message, ErrorCode.DEVICE, "leave CUDA_VISIBLE_DEVICES as it was when the process started")
+    return lease, _move_to(torch.device("cpu"))
+
+
+def _move_to(target: torch.device) -> Any:
     return (lambda tensor: tensor) if target.type == "cpu" else (lambda tensor: tensor.to(target))
 
 
 def load_file(
     filename: FileName, device: Device = "cpu", *, backend: str = "mmap", fallback: Fallback = "error"
 ) -> dict[str, torch.Tensor]:
-    """All tensors of a file. On the CPU they lie in the pool, and a write copies the page for this process.
+    """All tensors of a file. On the CPU they lie in the pool, and a write copies the page for this process. On a CUDA device
+    of the pool they lie there in the pool, and must not be written to.
 
     backend is safetensors', for the fallback. fallback: what happens when the pool cannot serve the file: "error" raises
-    resvisor.Error; "file" reads the file by safetensors, with a warning in the log "resvisor" and a count in
-    resvisor.fallbacks().
+    resvisor.Error; "file" reads the file by safetensors; "host", for a CUDA device that the pool does not have, copies from
+    the pool's host memory. Both with a warning in the log "resvisor" and a count in resvisor.fallbacks().
     """
-    move = _move_to(device)
-    lease = attach_file(filename, fallback)
+    lease, move = _attach(filename, device, fallback)
     if lease is not None:
         with lease:
             return {tensor.name: move(from_tensor(tensor)) for tensor in lease.tensors()}
@@ -92,14 +145,13 @@ def safe_open(
     """
     if framework in ("pt", "torch", "pytorch"):
         make: Any = from_tensor
-        move = _move_to(device)
+        lease, move = _attach(filename, device, fallback)
     elif framework in ("np", "numpy"):
         from .numpy import from_tensor as make
 
-        move = _move_to("cpu")
+        lease, move = _attach(filename, "cpu", fallback)
     else:
         raise ValueError(f"framework is {framework!r}; allowed: pt, np")
-    lease = attach_file(filename, fallback)
     if lease is not None:
         return Opened(lease, make, move)
     from safetensors import safe_open as open_file

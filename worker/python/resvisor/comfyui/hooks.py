@@ -2,9 +2,12 @@
 
 - comfy.utils.load_torch_file gives the pool's tensors. It is replaced right after comfy.utils was executed, so that
   modules which take it by name get ours.
-- torch.nn.Module.load_state_dict keeps them: where a parameter has the same dtype and shape it becomes the pool's tensor
-  instead of a copy. Everything else is copied as ever.
+- torch.nn.Module.load_state_dict keeps them: where a parameter has the same dtype, shape and device it becomes the pool's
+  tensor instead of a copy. Everything else is copied as ever, buffers always.
 - comfy.utils.copy_to_param, which hook LoRAs write weights with, gives the module a private tensor first.
+
+With --gpu-only the models of a type whose device is a GPU lie there, and ComfyUI makes its modules there; otherwise, on the host.
+On a GPU the pool's memory is read-only: a store is no private copy of a page but the end of the process' use of the GPU.
 
 Each looks at what it replaces, and leaves it alone when that is not what it knows. Whatever goes wrong inside a hook, the
 original is called instead; that is counted and logged.
@@ -78,7 +81,7 @@ class Hooks:
     def _patch_accounting(self, module: Any) -> None:
         """ComfyUI makes room in memory for models of this size: what the pool holds anyway is not to be made room for.
 
-        On a GPU the weights are this process's own, so there everything counts.
+        What lies elsewhere than where ComfyUI computes is copied there, so that counts.
         """
         try:
             original = module.module_size
@@ -102,9 +105,8 @@ class Hooks:
         module.module_size = module_size
 
     def _pooled_bytes(self, management: Any, module: Any) -> int:
-        if management.get_torch_device().type != "cpu":
-            return 0
-        values = module.state_dict().values()
+        device = management.get_torch_device()
+        values = [value for value in module.state_dict().values() if _same_device(value.device, device)]
         return sum(value.numel() * value.element_size() for value in values if self.pool.owner(value) is not None)
 
     def verify(self) -> None:
@@ -151,9 +153,32 @@ class Hooks:
             return None
         if device is not None and getattr(device, "type", device) != "cpu":
             return None
+        self.pool.device = None if self._gpu_only() else "host"
         weights, metadata = self.pool.load(str(path))
+        if self.pool.device is None:
+            self._check_device(weights)
         self._annotate(weights, str(path))
         return (weights, metadata) if bound.get("return_metadata") else weights
+
+    @staticmethod
+    def _gpu_only() -> bool:
+        """ComfyUI's modules are made where they compute. Without --gpu-only it moves them between memories by itself."""
+        import sys
+
+        return bool(getattr(getattr(sys.modules.get("comfy.cli_args"), "args", None), "gpu_only", False))
+
+    @staticmethod
+    def _check_device(weights: dict[str, Any]) -> None:
+        """Pooled on another GPU than ComfyUI's is no use: all of it would be copied."""
+        import sys
+
+        management: Any = sys.modules.get("comfy.model_management")
+        found = next((value.device for value in weights.values() if value.device.type != "cpu"), None)
+        if found is None or management is None:
+            return
+        wanted = management.get_torch_device()
+        if not _same_device(found, wanted):
+            raise _Unfit(f"the pool has it on {found} and ComfyUI computes on {wanted}; set types.NAME.device, or CUDA_VISIBLE_DEVICES")
 
     @staticmethod
     def _annotate(weights: dict[str, Any], path: str) -> None:
@@ -169,6 +194,8 @@ class Hooks:
     def _load_state_dict(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def load_state_dict(module: Any, state_dict: Any, strict: bool = True, assign: bool = False, **more: Any) -> Any:
             path = self._first_owner(state_dict)
+            if not assign:
+                self._private_targets(module, state_dict)
             if path is None or more:
                 return original(module, state_dict, strict=strict, assign=assign, **more)
             if not assign:
@@ -178,11 +205,26 @@ class Hooks:
                     self.report.fallback(f"parameters of {type(module).__name__}", f"{type(error).__name__}: {error}")
                     return original(module, state_dict, strict=strict, assign=assign)
                 state_dict, assign = prepared, True
+            else:
+                state_dict = self._own_buffers(module, state_dict)
             result = original(module, state_dict, strict=strict, assign=assign)
             self._count(module, path)
             return result
 
         return load_state_dict
+
+    def _private_targets(self, module: Any, state_dict: Any) -> None:
+        """What was loaded before is copied over now: a page of the host is then copied for us, a device's memory is not."""
+        try:
+            names = [
+                name
+                for name, value in module.named_parameters(remove_duplicate=False)
+                if name in state_dict and value.device.type != "cpu" and self.pool.owner(value) is not None
+            ]
+            for name in names:
+                self._make_private(module, name)
+        except Exception as error:
+            self.report.fallback(f"parameters of {type(module).__name__}", f"{type(error).__name__}: {error}")
 
     def _first_owner(self, state_dict: Any) -> str | None:
         import torch
@@ -231,10 +273,24 @@ class Hooks:
             prepared._metadata = state_dict._metadata  # type: ignore[attr-defined]
         return prepared
 
+    def _own_buffers(self, module: Any, state_dict: Any) -> Any:
+        """Of a state_dict that is assigned as it is: modules write to their buffers, which a device's memory does not take."""
+        found = collections.OrderedDict()
+        for name, _ in module.named_buffers(remove_duplicate=False):
+            value = state_dict.get(name)
+            if getattr(getattr(value, "device", None), "type", "cpu") != "cpu" and self.pool.owner(value) is not None:
+                found[name] = value.clone()
+        if not found:
+            return state_dict
+        own = collections.OrderedDict((name, found.get(name, value)) for name, value in state_dict.items())
+        if hasattr(state_dict, "_metadata"):
+            own._metadata = state_dict._metadata  # type: ignore[attr-defined]
+        return own
+
     def _fits(self, value: Any, target: Any) -> bool:
         return (
             value.dtype == target.dtype
-            and target.device.type == "cpu"
+            and _same_device(value.device, target.device)
             and value.is_contiguous()
             and self.pool.owner(value) is not None
         )
@@ -280,6 +336,11 @@ class Hooks:
         private = torch.nn.Parameter(torch.empty_like(before), requires_grad=before.requires_grad)
         setattr(obj, name, private)
         log(f"{attr} of {path_of} is written to: {size(private.numel() * private.element_size())} are private now")
+
+
+def _same_device(one: Any, other: Any) -> bool:
+    """A device without a number is the first: a worker of resvisor computes on one."""
+    return one.type == other.type and (one.type == "cpu" or (one.index or 0) == (other.index or 0))
 
 
 def _renames(module: Any) -> bool:

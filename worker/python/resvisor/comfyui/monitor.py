@@ -71,6 +71,7 @@ class Monitor:
             self._wake.clear()
             self._woke_late(time.monotonic() - began - pause_s)
             self._ask()
+            self.pool.sweep()
             stuck_s = self.stuck_s()
             if self.limit_s and stuck_s >= self.limit_s:
                 self.end(f"ComfyUI's event loop stands still for {stuck_s:.0f} s (types.NAME.loop_timeout); {self.where()}")

@@ -1,4 +1,8 @@
-"""The pool's tensors in this process: one mapping per file for as long as ComfyUI holds anything of it."""
+"""The pool's tensors in this process: one mapping per file for as long as ComfyUI holds anything of it.
+
+On the host the tensors keep the mapping, and its end is noticed. On a device they are DLPack of libresvisor and keep only the
+memory: there the mapping is kept here, and looked at now and then (sweep) whether any tensor of it is left.
+"""
 
 import ctypes
 import os
@@ -7,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from .. import Connection, Lease
+from .._lease import CPU
 from .._library import library
 from .report import log, size
 
@@ -25,7 +30,9 @@ class _Held:
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
         self.bytes = lease.bytes
-        self.mapping = weakref.ref(lease._held())
+        mapping = lease._held()
+        self.mapping = weakref.ref(mapping)
+        self.kept = None if lease.device_type == CPU else mapping
         lease.close()
 
     def reopen(self) -> bool:
@@ -40,15 +47,23 @@ class Pool:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._lock = threading.RLock()  # a mapping may die in any thread at any moment, also inside
+        self.device: str | None = None  # of all leases; None = the type's
         self._held: dict[_Identity, _Held] = {}
         self._owners: dict[int, tuple[str, Any]] = {}  # address of a tensor: file, weak reference to its mapping
 
     def owner(self, tensor: "torch.Tensor") -> str | None:
         """The file whose pool memory this is, also for views of a tensor; None = private memory."""
-        if tensor.device.type != "cpu":
+        if tensor.device.type not in ("cpu", "cuda"):
             return None
         found = self._owners.get(tensor.untyped_storage().data_ptr())
         return found[0] if found is not None and found[1]() is not None else None
+
+    def sweep(self) -> None:
+        """Gives back what lies on a device and nobody uses any more."""
+        with self._lock:
+            done = [held for held in self._held.values() if held.kept and not library().rv_lease_dlpack_count(held.kept.pointer)]
+            for held in done:
+                held.kept = None  # its mapping's end does the rest, unless a load has just taken it
 
     def usage(self) -> tuple[int, int]:
         """Bytes of files that are mapped now, and how many of these this process has copied by writing to them."""
@@ -58,7 +73,7 @@ class Pool:
                 mapping, found = held.mapping(), ctypes.c_uint64()  # not by the lease: a load may be using it now
                 if mapping is not None:
                     shared += held.bytes
-                    if library().rv_lease_copied_bytes(mapping.pointer, found) == 0:
+                    if held.kept is None and library().rv_lease_copied_bytes(mapping.pointer, found) == 0:
                         copied += found.value
         return shared, copied
 
@@ -68,13 +83,14 @@ class Pool:
         try:
             st = os.fstat(fd)
             identity = (st.st_dev, st.st_ino, st.st_size, st.st_mtime_ns, st.st_ctime_ns)
+            self.sweep()
             with self._lock:
                 lease = self._reuse(identity)
             if lease is None:
                 # Our own descriptor: ComfyUI may read the file anyway, whichever folder it is in.
-                lease = self._connection.attach(path, fd=fd)
+                lease = self._connection.attach(path, fd=fd, device=self.device)
                 how = f"{size(lease.read_bytes)} read" if lease.read_bytes else "it was resident, 0 B read"
-                log(f"attached {path}: {size(lease.bytes)}, {how}")
+                log(f"attached {path}: {size(lease.bytes)} on {lease.device}, {how}")
         finally:
             os.close(fd)
         return self._tensors(lease, identity, path)
@@ -83,7 +99,7 @@ class Pool:
         held = self._held.get(identity)
         if held is None or not held.reopen():
             return None
-        if held.lease.copied_bytes() == 0:
+        if held.lease.device_type != CPU or held.lease.copied_bytes() == 0:  # a device has no copies on write
             return held.lease
         # Somebody wrote into his copy of the pages: whoever loads now wants the file's content.
         held.lease.close()
@@ -111,6 +127,8 @@ class Pool:
                 weakref.finalize(lease._held(), self._forget, identity, names, mapping).atexit = False
                 self._held[identity] = _Held(lease)
             else:
+                held = self._held[identity]
+                held.kept = None if lease.device_type == CPU else lease._held()  # a sweep may have let it go meanwhile
                 lease.close()
         return found, metadata
 

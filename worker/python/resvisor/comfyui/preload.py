@@ -6,6 +6,7 @@ ComfyUI's modules would open the device, which does not survive a fork: then onl
 
 import ast
 import asyncio
+import ctypes
 import importlib
 import inspect
 import logging
@@ -24,6 +25,8 @@ from .report import Report, log
 
 # Modules of packages whose names differ, as ComfyUI's requirements.txt has them.
 _MODULES = {"pillow": "PIL", "pyyaml": "yaml", "comfyui-frontend-package": "", "comfyui-workflow-templates": "", "comfyui-embedded-docs": ""}
+CUDA_ERROR_NOT_INITIALIZED = 3  # cuda.h
+CUDA_VERSION = 12000
 _NODE_LISTS = ("init_builtin_extra_nodes", "init_builtin_api_nodes")
 
 
@@ -201,6 +204,8 @@ class Preloaded:
         threads = len(os.listdir("/proc/self/task"))
         if threads != 1:
             raise Unfit(f"it has {threads} threads, of which a fork would take one along")
+        if _driver_is_used():
+            raise Unfit("the CUDA driver is initialised, which does not survive a fork")
         torch: Any = sys.modules.get("torch")
         for name in ("cuda", "xpu"):
             if getattr(getattr(torch, name, None), "is_initialized", bool)():
@@ -243,6 +248,23 @@ class Preloaded:
                 setattr(module.args, name, value)
 
 
+def _driver_is_used() -> bool:
+    """Has anything in this process called cuInit? Asked of the driver itself, which is not loaded for this."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LOCAL)
+    except OSError:
+        return False
+    ask: Any = ctypes.c_void_p()
+    try:
+        find = driver.cuGetProcAddress_v2
+        if find(b"cuDeviceGetCount", ctypes.byref(ask), CUDA_VERSION, ctypes.c_uint64(1), None) or not ask:
+            return True  # a driver that does not even tell this has been told something
+        ask = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(ask.value)
+    except AttributeError:  # a driver before 12.0
+        ask = driver.cuDeviceGetCount
+    return bool(ask(ctypes.byref(ctypes.c_int())) != CUDA_ERROR_NOT_INITIALIZED)
+
+
 def _is_news(record: logging.LogRecord) -> bool:
     """ComfyUI's main.py warns of a torch that was imported before it: here that is so on purpose."""
     return "Torch already imported" not in str(record.msg)
@@ -250,8 +272,6 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 def _openblas_threads() -> None:
     """OpenBLAS makes its threads when it is loaded, so it was told to have one; now as many as its rules give."""
-    import ctypes
-
     wanted = next((os.environ[name] for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS") if os.environ.get(name)), "")
     count = int(wanted) if wanted.isdigit() and int(wanted) else len(os.sched_getaffinity(0))
     with open("/proc/self/maps") as maps:
