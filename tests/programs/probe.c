@@ -362,18 +362,18 @@ static int try_dlpack(struct probe *p)
 
 static int try_write(const struct probe *p)
 {
-    static const uint8_t bytes[16] = {0xff};
+    static const uint8_t byte = 0xa5;
     struct rv_lease_info info = info_of(p->first->lease);
     struct rv_cuda_device *device;
     struct rv_tensor tensor;
     int r;
 
-    if (!is_remote(&info) || rv_tensor_at(p->first->lease, 0, &tensor) < 0 || tensor.length < sizeof(bytes))
+    if (!is_remote(&info) || rv_tensor_at(p->first->lease, 0, &tensor) < 0 || tensor.length == 0)
         return fail(p, -EINVAL, "there is no tensor on a device to write to");
     r = open_device(p, info.device_id, &device);
     if (r < 0)
         return r;
-    r = rv_cuda_write(device, (uint64_t)(uintptr_t)tensor.data, bytes, sizeof(bytes), NULL);
+    r = rv_cuda_write(device, (uint64_t)(uintptr_t)tensor.data, &byte, 1, NULL);
     (void)fprintf(p->out, ", \"write\": {\"refused\": %s, \"error\": %d}", r < 0 ? "true" : "false",
                   r < 0 ? rv_cuda_last_error() : 0);
     return 0;
