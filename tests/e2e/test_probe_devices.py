@@ -47,6 +47,10 @@ def probing(make_service, make_devices, results):
     return make
 
 
+def device_state(service):
+    return service.cli_json("devices")["devices"][0]["state"]
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("read", ["lib", "driver"])
 @pytest.mark.parametrize("kind", BACKENDS)
@@ -96,7 +100,7 @@ def test_a_write_through_a_mapping_is_refused_and_the_pool_stays_as_it_is(probin
         service.wait_worker("look", starts=2, timeout=WAIT_S)
         (model,) = look(jobs, "look")["models"]
         assert model["tensors"] == digests(service.bytes) and model["generation"] == 1
-    assert service.cli_json("devices")["devices"][0]["state"] == "READY"
+    assert device_state(service) == "READY"
 
 
 @pytest.mark.parametrize("kind", ON_DEVICE)
@@ -126,3 +130,22 @@ def test_the_pool_is_read_once_for_workers_and_clients_on_a_device(probing):
             (model,) = look(jobs, "look", attach="every@cuda:0")["models"][:1]
             assert model["read_bytes"] == 0 or model["waited"]
     assert service.devices.allocated(0) == 2 * MIB
+
+
+def test_a_workers_report_makes_resvisor_look_at_the_device_itself(probing):
+    service = probing("discrete")
+    with Jobs(service) as jobs:
+        look(jobs, "look", report=LAUNCH_FAILED)
+        service.wait_log(f"met error {LAUNCH_FAILED}", WAIT_S)
+        procfs.wait_until(lambda: device_state(service) == "READY", WAIT_S, "a device that has passed its test again")
+        assert look(jobs, "look")["models"][0]["matches"], "the worker goes on meanwhile"
+
+
+def test_a_report_about_a_device_that_is_lost_takes_its_models_away(probing):
+    service = probing("discrete")
+    service.devices.lose(0)
+    with Jobs(service) as jobs:
+        job = jobs.run("look")
+        assert job.state == rpc_pb2.JOB_FAILED and job.error.code == rpc_pb2.ERROR_DEVICE_LOST
+        procfs.wait_until(lambda: device_state(service) == "LOST", WAIT_S, "a lost device")
+        procfs.wait_until(lambda: service.devices.allocated(0) == 0, WAIT_S, "no memory of the lost device in use")
