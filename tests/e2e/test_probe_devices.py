@@ -149,3 +149,19 @@ def test_a_report_about_a_device_that_is_lost_takes_its_models_away(probing):
         assert job.state == rpc_pb2.JOB_FAILED and job.error.code == rpc_pb2.ERROR_DEVICE_LOST
         procfs.wait_until(lambda: device_state(service) == "LOST", WAIT_S, "a lost device")
         procfs.wait_until(lambda: service.devices.allocated(0) == 0, WAIT_S, "no memory of the lost device in use")
+
+
+@pytest.mark.parametrize("kind", ON_DEVICE)
+def test_a_client_of_the_library_learns_that_its_lease_is_revoked(probing, kind):
+    service = probing(kind, {"look": probe_type(models=["other"], device="host")})
+    with Jobs(service) as jobs:
+        held = look(jobs, "look", attach="every@cuda:0", hold=1)["models"][1]
+        assert held["matches"] and not held["revoked"]
+        service.devices.lose(0)
+        service.cli("devices", "--test", check=False)
+        procfs.wait_until(lambda: device_state(service) == "LOST", WAIT_S, "a lost device")
+        host, held = look(jobs, "look", hold=1)["models"]
+        assert held["revoked"] and host["matches"] and not host["revoked"]
+        assert len(look(jobs, "look", drop=1)["models"]) == 1
+    service.cli("restart", "look")  # a context that broke gives its mappings back only with its process
+    procfs.wait_until(lambda: service.devices.allocated(0) == 0, WAIT_S, "no memory of the lost device in use")
