@@ -419,6 +419,22 @@ def test_what_lay_on_a_lost_device_goes_and_its_clients_are_cut_off(machine, kin
     procfs.wait_until(lambda: service.status().leases == 0, WAIT_S, "no lease")
 
 
+def test_what_is_pinned_comes_back_with_its_device(machine):
+    service = machine()
+    files(service, "pinned", "other")
+    started(service)
+    service.cli("pin", "pinned", "--device", FIRST)
+    service.cli("load", "other", "--device", FIRST)
+    service.devices.lose(0)
+    service.devices.xid(0, 79)
+    procfs.wait_until(lambda: row(service, "pinned", FIRST).state == "FAILED", WAIT_S, "the loss")
+    service.devices.find(0)
+    service.cli("devices", "--test", FIRST)
+    procfs.wait_until(lambda: row(service, "pinned", FIRST).state == "RESIDENT", WAIT_S, "the pinned model")
+    assert row(service, "other", FIRST).state == "FAILED", "nobody asked for it"
+    service.cli("load", "other", "--device", FIRST)
+
+
 # ---- what people see ------------------------------------------------------------------------------------------------
 
 
