@@ -81,7 +81,7 @@ bool fake_memory_gone(const struct fake_memory *memory)
 {
     struct fake_control control = {0};
     struct pollfd exporter = {.fd = memory->exporter, .events = POLLIN};
-    if (memory->kind != FAKE_IPC)
+    if (memory->exporter < 0)
         return false;
     if (poll(&exporter, 1, 0) != 0)
         return true;

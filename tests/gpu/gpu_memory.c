@@ -124,7 +124,7 @@ static int peer_run(char **argv)
     }
     if (sendmsg(PEER_FD, &message, MSG_NOSIGNAL) < 0)
         return 1;
-    (void)read(PEER_FD, &end, 1);
+    (void)!read(PEER_FD, &end, 1);
     if (fd >= 0)
         (void)close(fd);
     if (o.device)

@@ -65,7 +65,7 @@ static const char *param(const struct probe *p, const char *key)
 static int fail(const struct probe *p, int r, const char *what)
 {
     if (!p->err->message[0])
-        (void)snprintf(p->err->message, sizeof(p->err->message), "probe: %.300s: %s", what, strerror(-r));
+        (void)snprintf(p->err->message, sizeof(p->err->message), "probe: %.400s: %.80s", what, strerror(-r));
     return r;
 }
 
