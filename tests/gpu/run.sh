@@ -93,7 +93,7 @@ finish() {
         code=0
         [ "$failed" -eq 0 ] || code=1
     fi
-    rm -rf "$work"
+    rm -rf "$work" "$sockets"
     exit "${code:-1}"
 }
 
@@ -269,10 +269,10 @@ rows_load() {
         fi
         cat "$work/models/large.safetensors" >/dev/null
     done
-    out=$(memory pinned "$device" 1024 2>&1)
+    out=$(memory pinned "$device" 256 2>&1)
     speed=$(echo "$out" | word bytes_per_second)
     [ -n "$speed" ] || speed=0
-    check "copies from pinned memory alone, 1 GiB" "the bus" "$(rate "$speed" 1000)" [ "$(echo "$out" | word same)" = 1 ]
+    check "copies from pinned memory alone" "the bus" "$(rate "$speed" 1000)" [ "$(echo "$out" | word same)" = 1 ]
 }
 
 loader_pid() {
@@ -320,7 +320,10 @@ rows_supervisor_killed() {
     rc=$?
     service=
     seen=$(client_ask)
-    check "$name" "every byte is the same" "$seen; the keeper ended with $rc" [ "$seen" = same ]
+    case $said in
+        *cuda-ipc*) skip "$name" "every byte is the same" "not promised with cuda-ipc; seen: $seen" ;;
+        *) check "$name" "every byte is the same" "$seen; the keeper ended with $rc" [ "$seen" = same ] ;;
+    esac
     client_end
 }
 
@@ -465,11 +468,12 @@ rows_comfyui() {
 # ---- the run ---------------------------------------------------------------------------------------------------------
 
 work=$(mktemp -d "$tmp/resvisor-gpu.XXXXXX") || exit 2
+sockets=$(mktemp -d /tmp/rv-gpu.XXXXXX) || exit 2 # paths of sockets must be short
 : >"$work/table"
 conditions="nothing"
 trap finish EXIT
 trap 'exit 1' INT TERM HUP
-export RESVISOR_RUNTIME_DIR="$work/run"
+export RESVISOR_RUNTIME_DIR="$sockets/run"
 unset RESVISOR_CONFIG
 
 if ! version=$("$here/bin/resvisor" version 2>&1); then
