@@ -265,6 +265,24 @@ int rv_cuda_ipc_create(struct rv_cuda_device *device, uint64_t size, struct rv_c
     return 0;
 }
 
+/* A handle says nothing of the size. The driver knows it of what it has opened; one that does not say is believed. */
+static int ipc_check_size(const struct rv_cuda *cuda, CUdeviceptr_v2 address, uint64_t size, struct rv_error *err)
+{
+    const struct rv_cuda_driver *driver = &cuda->driver;
+    CUdeviceptr_v2 start = 0;
+    size_t range = 0;
+
+    if (!driver->PointerGetAttribute ||
+        driver->PointerGetAttribute(&start, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, address) != CUDA_SUCCESS ||
+        driver->PointerGetAttribute(&range, CU_POINTER_ATTRIBUTE_RANGE_SIZE, address) != CUDA_SUCCESS || range == 0)
+        return 0;
+    if (start > address || address - start > range || size > range - (address - start))
+        return rv_cuda_refused(err, EINVAL, RV_CUDA_ERROR(INTERNAL),
+                               "an opened arena has %zu bytes from its start, not %llu", range,
+                               (unsigned long long)size);
+    return 0;
+}
+
 int rv_cuda_ipc_open(struct rv_cuda_device *device, const struct rv_arena *arena, struct rv_cuda_memory *ret_memory,
                      struct rv_error *err)
 {
@@ -285,8 +303,13 @@ int rv_cuda_ipc_open(struct rv_cuda_device *device, const struct rv_arena *arena
     memcpy(&handle, arena->handle, sizeof(handle));
     /* The only flag there is, and it must be given. */
     result = device->cuda->driver.IpcOpenMemHandle(&address, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-    if (result != CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS) {
         r = rv_cuda_failed_of(device->cuda, result, "cuIpcOpenMemHandle", arena->size, err);
+    } else {
+        r = ipc_check_size(device->cuda, address, arena->size, err);
+        if (r < 0)
+            (void)device->cuda->driver.IpcCloseMemHandle(address);
+    }
     rv_cuda_leave(device, &scope);
     if (r < 0)
         return r;

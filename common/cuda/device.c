@@ -1,7 +1,7 @@
 /* Devices: their facts, and their primary contexts. */
 #include <errno.h>
-#include <stdlib.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "device_private.h"

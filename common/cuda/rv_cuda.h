@@ -36,6 +36,10 @@ struct rv_cuda_copier; /* pinned buffers and a stream */
  * Opens libcuda.so.1 and calls cuInit. -ENOENT = there is no driver library; -ENOSYS = it lacks functions (their names
  * are in err; a driver before 12.0 has no cuGetProcAddress_v2); -ENODEV = cuInit found no device or does not work
  * (err has its error); -EOPNOTSUPP = built without CUDA.
+ *
+ * The driver sees what CUDA_VISIBLE_DEVICES of this process names, in that order, up to its first wrong word; without
+ * it, all devices, the fastest first. So an ordinal means nothing to another process: a uuid does. Signals are blocked
+ * while the driver starts, for the threads that it may make. Its library stays loaded for good.
  */
 int rv_cuda_open(struct rv_cuda **ret_cuda, struct rv_error *err);
 void rv_cuda_close(struct rv_cuda *cuda); /* NULL is fine. Devices must be closed before. */
@@ -86,7 +90,8 @@ int rv_cuda_device_open(struct rv_cuda *cuda, const uint8_t uuid[RV_DEVICE_UUID_
 void rv_cuda_device_close(struct rv_cuda_device *device);
 uint32_t rv_cuda_device_ordinal(const struct rv_cuda_device *device);
 
-/* 0, or the first sticky error of its context: DEVICE_LOST for 719, 999 and the like. */
+/* 0, or the first sticky error of its context: DEVICE_LOST for 719, 999 and the like. Does not wait for work that is
+ * under way in the context, so a fault that the device has not met yet is not seen. */
 int rv_cuda_device_check(struct rv_cuda_device *device, struct rv_error *err);
 
 /* The last CUresult that a function of this thread failed with; 0 = none. For DeviceEvent. */
@@ -103,11 +108,14 @@ struct rv_cuda_memory {
     bool owned;       /* cuda-ipc: allocated here, not opened */
 };
 
-/* Loader: a new cuda-vmm arena, mapped read-write. size is rounded up. *ret_memory and *ret_arena are filled. */
+/* Loader: a new cuda-vmm arena, mapped read-write. size is rounded up. *ret_memory and *ret_arena are filled. Without
+ * free memory it tries for 3 s, unless the device has not that much at all: the driver gives the memory of a killed
+ * process back late. So does rv_cuda_ipc_create. */
 int rv_cuda_vmm_create(struct rv_cuda_device *device, uint64_t size, struct rv_cuda_memory *ret_memory,
                        struct rv_arena *ret_arena, struct rv_error *err);
 
-/* Loader: unmaps it and exports a descriptor (O_CLOEXEC, the caller's), which alone keeps the memory from then on. */
+/* Loader: waits for the device, unmaps it and exports a descriptor (O_CLOEXEC, the caller's), which alone keeps the
+ * memory from then on. After an error *memory must still be closed. */
 int rv_cuda_vmm_export(struct rv_cuda_device *device, struct rv_cuda_memory *memory, struct rv_error *err);
 
 /* Imports and maps. The descriptor stays the caller's. writable: for tests and the self-test only. */
@@ -118,7 +126,8 @@ int rv_cuda_vmm_import(struct rv_cuda_device *device, int fd, const struct rv_ar
 int rv_cuda_ipc_create(struct rv_cuda_device *device, uint64_t size, struct rv_cuda_memory *ret_memory,
                        struct rv_arena *ret_arena, struct rv_error *err);
 
-/* Opens another process' cuda-ipc arena. Always writable: there is no read-only form. */
+/* Opens another process' cuda-ipc arena. Always writable: there is no read-only form. Refused when the driver says that
+ * it is smaller than arena->size. */
 int rv_cuda_ipc_open(struct rv_cuda_device *device, const struct rv_arena *arena, struct rv_cuda_memory *ret_memory,
                      struct rv_error *err);
 
@@ -134,7 +143,7 @@ int rv_cuda_write(struct rv_cuda_device *device, uint64_t address, const void *h
                   struct rv_error *err);
 int rv_cuda_fill(struct rv_cuda_device *device, uint64_t address, uint8_t byte, uint64_t length, struct rv_error *err);
 
-/* Pinned memory; NULL = the driver gave none. */
+/* Pinned memory that begins at a page, for copiers and for reads past the page cache; NULL = the driver gave none. */
 void *rv_cuda_host_alloc(struct rv_cuda_device *device, uint64_t size, struct rv_error *err);
 void rv_cuda_host_free(struct rv_cuda_device *device, void *memory);
 

@@ -154,7 +154,7 @@ static void judge(struct rv_worker *w, const struct rv_exit_report *report, stru
         return;
     }
     if (w->lost_code) { /* no fault of its own */
-        w->no_device = rv_worker_device_is_lost(w);
+        w->no_device = rv_worker_lacks_device(w, &(struct rv_error){0});
         v->state = w->no_device ? RV_WORKER_FAILED : RV_WORKER_BACKOFF;
         (void)snprintf(v->next, sizeof(v->next), w->no_device ? "FAILED until the device is back" : "restarts at once");
         return;
@@ -284,6 +284,17 @@ static void started(struct rv_worker *w)
     rv_workers_next_turn(w->supervisor);
 }
 
+/* There is nothing that it could do: it starts when the device is back. */
+static void wait_for_device(struct rv_worker *w, const struct rv_error *err)
+{
+    w->no_device = true;
+    (void)snprintf(w->record->last_exit, sizeof(w->record->last_exit), "not started: %s", err->message);
+    rv_log_warning("worker %s %s; it starts when the device can be used", w->record->id, w->record->last_exit);
+    set_state(w, RV_WORKER_FAILED);
+    rv_port_give_up(&w->record->port);
+    restart_waits_check(w->supervisor);
+}
+
 /* A template's answer: how it goes on. */
 static void on_forked(struct rv_supervisor *s, struct rv_child *child, enum rv_fork_end end, const char *why)
 {
@@ -362,12 +373,8 @@ static void start(struct rv_worker *w)
         return;
     end_turn(w); /* of a start that came to nothing */
     w->no_device = false;
-    if (rv_worker_device_is_lost(w)) {
-        w->no_device = true;
-        rv_worker_say_no_device(w);
-        set_state(w, RV_WORKER_FAILED);
-        rv_port_give_up(&w->record->port);
-        restart_waits_check(s);
+    if (rv_worker_lacks_device(w, &err)) {
+        wait_for_device(w, &err);
         return;
     }
     if (w->kind->command(w->type, path, sizeof(path), argv, &err) < 0) {

@@ -1,5 +1,6 @@
 /* Workers and the devices that they use: they end when a device or what lay there is gone, and come back with it. */
-#include <stdio.h>
+#include <errno.h>
+#include <string.h>
 
 #include "log.h"
 #include "pool/devices.h"
@@ -11,20 +12,14 @@ static int device_of(const struct rv_worker *w)
     return rv_devices_by_name(w->supervisor, rv_devices_of_type(w->type));
 }
 
-bool rv_worker_device_is_lost(const struct rv_worker *w)
+bool rv_worker_lacks_device(const struct rv_worker *w, struct rv_error *err)
 {
-    int device = device_of(w);
+    int device, user, r = rv_devices_find(w->supervisor, rv_devices_of_type(w->type), &device, &user, err);
 
-    return device >= 0 && w->supervisor->state.devices[device].state == RV_DEVICE_LOST;
-}
-
-void rv_worker_say_no_device(struct rv_worker *w)
-{
-    const struct rv_device_record *d = &w->supervisor->state.devices[device_of(w)];
-
-    (void)snprintf(w->record->last_exit, sizeof(w->record->last_exit), "not started: %s is lost: %.500s", d->name,
-                   d->reason);
-    rv_log_warning("worker %s %s", w->record->id, w->record->last_exit);
+    if (r == 0 || r == -EAGAIN)
+        return false;
+    /* ComfyUI may do without the pool, on a device that we cannot share or do not see: not on one that is gone. */
+    return err->code == RESVISOR__V1__ERROR_CODE__ERROR_DEVICE_LOST || strcmp(w->type->kind, "comfyui") != 0;
 }
 
 static bool has_lease_on(const struct rv_worker *w, int device)

@@ -29,11 +29,9 @@ struct rv_worker {
     bool no_device; /* FAILED until its device is back */
 };
 
-/* worker_device.c: is the device that its type's models lie on marked bad? */
-bool rv_worker_device_is_lost(const struct rv_worker *w);
-
-/* Writes and logs why it is not started. */
-void rv_worker_say_no_device(struct rv_worker *w);
+/* worker_device.c: can the device that its type's models are to lie on not be used? *err says why. Not known yet = it
+ * can: the worker's attach waits. */
+bool rv_worker_lacks_device(const struct rv_worker *w, struct rv_error *err);
 
 /* worker.c: what it waited for is there. */
 void rv_worker_start_again(struct rv_worker *w);

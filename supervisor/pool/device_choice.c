@@ -75,7 +75,7 @@ bool rv_device_backend_works(const struct rv_device_record *device, uint32_t bac
         if (!row)
             (void)snprintf(why, size, "%s was not tested: %.100s", n->tests[i], missing);
         else
-            (void)snprintf(why, size, "%s %s: %.120s", row->name, row->result, row->detail);
+            (void)snprintf(why, size, "%s %s: %.100s", row->name, row->result, row->detail);
         return false;
     }
     return true;

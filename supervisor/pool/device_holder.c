@@ -162,10 +162,11 @@ static void go_on(struct rv_holder *h, const struct rv_exit_report *report, cons
     if (within >= DEATHS_MAX && d->state == RV_DEVICE_READY) {
         d->state = RV_DEVICE_UNUSABLE;
         d->backend = RV_BACKEND_NONE;
-        (void)snprintf(d->reason, sizeof(d->reason),
-                       "its holder died %u times within %llu s, the last time: %.300s; `resvisor devices --test %s` "
-                       "gives it another chance",
-                       within, (unsigned long long)(DEATH_WINDOW_US / RV_SEC), why, d->name);
+        rv_error_set(&err, EIO, ERROR(DEVICE),
+                     "its holder died %u times within %llu s, the last time: %.300s; `resvisor devices --test %s` "
+                     "gives it another chance",
+                     within, (unsigned long long)(DEATH_WINDOW_US / RV_SEC), why, d->name);
+        (void)snprintf(d->reason, sizeof(d->reason), "%s", err.message);
         rv_log_error("%s is UNUSABLE: %s", d->name, d->reason);
         d->holder.deaths = (struct rv_deaths){0};
     }

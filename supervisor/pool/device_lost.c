@@ -16,7 +16,8 @@
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
-#define RETEST_US (30 * RV_SEC) /* at most one test of a device in use within so long, whoever complains */
+#define SAME_XID_US (60 * RV_SEC) /* the same Xid is not logged again before: an application may cause thousands */
+#define RETEST_US (30 * RV_SEC)   /* at most one test of a device in use within so long, whoever complains */
 
 /* ---- what an Xid means ------------------------------------------------------------------------------------------- */
 
@@ -153,14 +154,19 @@ void rv_device_suspect(struct rv_supervisor *s, int device, const char *suspicio
 static void on_xid(struct rv_supervisor *s, int device, uint32_t number)
 {
     const struct rv_xid *xid = rv_xid_find(number);
+    struct rv_device_extra *extra = &s->devices->extras[device];
+    uint64_t now = rv_now_us();
     char reason[256];
 
     (void)snprintf(reason, sizeof(reason), "the kernel driver says Xid %u: %s", number,
                    xid ? xid->what : "not known here");
-    if (xid && xid->fatal)
+    if (xid && xid->fatal) {
         rv_device_lose(s, device, reason);
-    else
+    } else if (extra->xid != number || now - extra->xid_us >= SAME_XID_US) {
+        extra->xid = number;
+        extra->xid_us = now;
         rv_log_warning("%s: %s", s->state.devices[device].name, reason);
+    }
 }
 
 void rv_device_on_event(struct rv_supervisor *s, struct rv_session *session, const Rv__DeviceEvent *event)

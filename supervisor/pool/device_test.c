@@ -22,6 +22,7 @@
 
 #define LONGEST_TIMES 10u /* cuda.test_timeout: in all, however much it says */
 #define WAITS_MAX 16u
+#define LAST_WORDS_MAX 128u
 #define CACHE_NAME "devices"
 
 struct search_wait {
@@ -53,6 +54,11 @@ struct rv_device_search {
 };
 
 static void start_next(struct rv_supervisor *s);
+
+static void copy_text(char *to, size_t size, const char *from)
+{
+    (void)rv_escape(to, size, from, strlen(from));
+}
 
 /* ---- who waits -------------------------------------------------------------------------------------------------- */
 
@@ -315,9 +321,13 @@ static void on_exit_search(struct rv_supervisor *s, struct rv_child *child, cons
 {
     struct rv_device_search *search = (struct rv_device_search *)child;
 
+    char words[LAST_WORDS_MAX] = "";
+
+    if (!report->signaled && report->status != 0 && child->log) /* it chose to end, so it has most likely said why */
+        copy_text(words, sizeof(words), rv_log_last_line(child->log));
     if (!search->done && !search->failure[0])
-        (void)snprintf(search->failure, sizeof(search->failure), "the self-test ended before its time: %.200s",
-                       report->text);
+        (void)snprintf(search->failure, sizeof(search->failure), "the self-test ended before its time: %.80s%s%s",
+                       report->text, words[0] ? ": " : "", words);
     finish(s);
 }
 
@@ -458,11 +468,6 @@ static struct rv_device_record *found_of(struct rv_device_search *search, const 
         if (memcmp(search->found[i].uuid, uuid->data, RV_DEVICE_UUID_SIZE) == 0)
             return &search->found[i];
     return NULL;
-}
-
-static void copy_text(char *to, size_t size, const char *from)
-{
-    (void)rv_escape(to, size, from, strlen(from));
 }
 
 static const char *on_found(struct rv_supervisor *s, const Rv__DeviceFound *message)

@@ -107,7 +107,7 @@ static void unload_one(struct rv_supervisor *s, struct rv_model *model)
         rv_load_cancel(s, model, &cancelled);
     }
     if (current) {
-        rv_log_info("%s is unloaded%s: %.1f MiB are free", model->name, place, (double)current->bytes / (1 << 20));
+        rv_log_info("%s is unloaded: %.1f MiB are free%s", model->name, (double)current->bytes / (1 << 20), place);
         rv_generation_free(s, current);
     }
 }

@@ -74,6 +74,38 @@ def test_the_driver_is_known_to_those_who_use_it_and_to_nobody_else(program):
     assert found == (program in USE_DRIVER and cuda_headers() != "")
 
 
+def configure(tmp_path, *options):
+    """What CMake says of the driver's headers, without building anything."""
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.25)\nproject(detect NONE)\n"
+        f'include("{ROOT}/common/cuda/detect.cmake")\nmessage(STATUS "RV_CUDA=${{RV_CUDA}}")\n'
+    )
+    result = subprocess.run(
+        ["cmake", "-S", str(tmp_path), "-B", str(tmp_path / "build"), *options], capture_output=True, text=True
+    )
+    return result.returncode, " ".join((result.stdout + result.stderr).split())
+
+
+def make_headers(folder, version):
+    folder.mkdir()
+    (folder / "cuda.h").write_text(f"#define CUDA_VERSION {version}\n")
+    (folder / "cudaTypedefs.h").touch()
+    return f"-DRESVISOR_CUDA_INCLUDE={folder}"
+
+
+def test_the_headers_of_cuda_are_found_or_the_reason_is_said(tmp_path):
+    new, old = make_headers(tmp_path / "new", 12000), make_headers(tmp_path / "old", 11080)
+    assert configure(tmp_path, new)[1].count("RV_CUDA=ON") == 1
+    rc, text = configure(tmp_path, old)
+    assert rc != 0 and "CUDA_VERSION '11080', wanted is 12000 or newer" in text
+    (tmp_path / "new" / "cudaTypedefs.h").unlink()
+    rc, text = configure(tmp_path, new)
+    assert rc != 0 and "cudaTypedefs.h not found" in text
+    assert "RV_CUDA=OFF" in configure(tmp_path, "-DRESVISOR_CUDA=OFF")[1]
+    rc, text = configure(tmp_path, "-DRESVISOR_CUDA=maybe")
+    assert rc != 0 and "allowed are AUTO, ON and OFF" in text
+
+
 @pytest.mark.parametrize("library", ["nanomsg", "microhttpd", "curl", "wslay"])
 def test_what_reads_strangers_bytes_is_in_the_router_only(library):
     programs = [path for path in (BUILD / "bin").iterdir()] + [path for path in (BUILD / "libexec/resvisor").iterdir()]

@@ -4,12 +4,14 @@ import os
 import signal
 import socket
 import subprocess
+import types
 
 import pytest
 
 from harness import devices as fake
 from harness import procfs
 from harness.control import ControlPeer, Dropped, Refused
+from harness.device_standin import devices, request_test, wait_state
 from harness.protos import PROTOCOL_VERSION, control_pb2, rpc_pb2
 from harness.service import BUILD
 
@@ -17,6 +19,7 @@ PROGRAM = BUILD / "libexec" / "resvisor" / "resvisor-device"
 WAIT_S = 60
 END_S = 30
 MIB = 1 << 20
+HOLDER_ALLOCATIONS = 2048
 GPU0 = fake.uuid(0)
 ROWS = (
     "create", "copy", "import", "compare", "read-only", "close-order", "bandwidth", "read-bandwidth", "exporter-death",
@@ -472,6 +475,20 @@ def test_what_a_holder_refuses(make_devices):
     assert child.process.returncode == 1
 
 
+def test_a_full_table_of_a_holder_is_refused_until_one_is_freed(make_devices):
+    gpus = make_devices("no-vmm", memory="64GiB")
+    alone = types.SimpleNamespace(env={**gpus.env, "FAKECUDA_STATE": ""})  # nobody else looks: the double need not count
+    with holder(alone) as child:
+        first = allocate(child, 1)
+        for _ in range(HOLDER_ALLOCATIONS - 1):
+            allocate(child, 1)
+        with pytest.raises(Refused) as refused:
+            allocate(child, 1)
+        assert refused.value.error.code == rpc_pb2.ERROR_LIMIT
+        free(child, first.allocation)
+        assert allocate(child, 1).allocation > HOLDER_ALLOCATIONS
+
+
 def test_a_holder_reports_a_lost_device(make_devices):
     gpus = make_devices("no-vmm")
     with holder(gpus) as child:
@@ -564,3 +581,42 @@ def test_nothing_to_watch_is_said_and_no_error(make_devices, keys, text):
     with Child(gpus, DeviceStart.WORK_WATCH) as child:
         ((kind, error),) = child.all()
     assert (kind, error.code, error.message) == ("error", rpc_pb2.ERROR_UNSUPPORTED, text)
+
+
+# ---- with the real supervisor -----------------------------------------------------------------------------------------
+
+
+def wait_found(service):
+    """The real self-test takes seconds for each device on a machine that does other things too."""
+    procfs.wait_until(lambda: devices(service), WAIT_S, "the end of the search for devices")
+
+
+@pytest.mark.smoke
+def test_a_machine_with_one_of_each(make_service, make_devices):
+    kinds = ("discrete", "unified-plain", "no-vmm", "bare")
+    gpus = make_devices(only=[f"device {kind}" for kind in kinds])
+    service = make_service(env=gpus.env).start()
+    wait_found(service)
+    rows = devices(service)
+    assert [row["state"] for row in rows] == ["READY"] * 3 + ["UNUSABLE"]
+    assert [row["backend"] for row in rows] == [VMM, MEMFD, IPC, ""]
+    assert {test["result"] for row in rows for test in row["tests"]} == {"ok", "skipped"}
+    procfs.wait_until(lambda: devices(service)[0]["memory_source"] == "nvml", END_S, "numbers of NVML")
+    wait_nothing_left(gpus)
+
+
+def test_a_device_that_is_lost_is_tested_again(make_service, make_devices):
+    gpus = make_devices("no-ipc", count=2)
+    service = make_service(env=gpus.env).start()
+    wait_found(service)
+    procfs.wait_until(lambda: devices(service)[0]["memory_source"] == "nvml", END_S, "the watch")
+    gpus.xid(0, 79)
+    wait_state(service, "LOST")
+    assert devices(service)[1]["state"] == "READY"
+    gpus.lose(0)
+    request_test(service, "cuda:0")
+    assert devices(service)[0]["state"] in ("LOST", "UNUSABLE")
+    gpus.find(0)
+    request_test(service, "cuda:0")
+    assert devices(service)[0]["state"] == "READY"
+    wait_nothing_left(gpus)

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from harness import procfs
-from harness.control import ControlPeer, Refused
-from harness.device_standin import DeviceStandIn
+from harness import http, procfs
+from harness.control import Refused
+from harness.device_standin import DeviceStandIn, devices, request_test, wait_known, wait_state
+from harness.jobs import Jobs
 from harness.protos import control_pb2, rpc_pb2
 
 GIB = 1 << 30
@@ -19,8 +20,8 @@ def standin(tmp_path):
 
 
 @pytest.fixture
-def make_devices(make_service, standin):
-    """make_devices(**config): a service with the stand-in as its resvisor-device; not started."""
+def make_standin(make_service, standin):
+    """make_standin(**config): a service with the stand-in as its resvisor-device; not started."""
 
     def make(name="service", **config):
         return make_service(config, name=name, program=standin.program)
@@ -28,38 +29,10 @@ def make_devices(make_service, standin):
     return make
 
 
-def devices(service):
-    return service.cli_json("devices")["devices"]
-
-
-def wait_known(service):
-    def known():
-        found = service.cli_json("devices")
-        return found if found["devices"] or "searched for" not in found["reason"] else None
-
-    return procfs.wait_until(known, 20, "the end of the search for devices")
-
-
-def wait_state(service, state, device="cuda:0"):
-    def reached():
-        return next((d for d in devices(service) if d["name"] == device and d["state"] == state), None)
-
-    try:
-        return procfs.wait_until(reached, 20, f"{device} {state}")
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n{devices(service)}\n{service.log()}") from None
-
-
-def request_test(service, device=""):
-    frame = control_pb2.Frame(device_request=rpc_pb2.DeviceRequest(action=rpc_pb2.DEVICE_TEST, device=device))
-    with service.peer() as peer:
-        return peer.request(frame)[0].device_list
-
-
 @pytest.mark.smoke
-def test_a_machine_without_devices_says_why(make_devices, standin):
+def test_a_machine_without_devices_says_why(make_standin, standin):
     standin.does(test="done('libcuda.so.1 is not installed', driver='')")
-    service = make_devices().start()
+    service = make_standin().start()
     wait_known(service)
     assert service.cli("devices").stdout == "no devices: libcuda.so.1 is not installed\n"
     assert service.cli_json("devices") == {"devices": [], "reason": "libcuda.so.1 is not installed"}
@@ -69,8 +42,8 @@ def test_a_machine_without_devices_says_why(make_devices, standin):
     assert not (service.base / "state").exists()
 
 
-def test_with_cuda_off_nothing_is_searched_for(make_devices, standin):
-    service = make_devices(cuda={"enabled": "off"}).start()
+def test_with_cuda_off_nothing_is_searched_for(make_standin, standin):
+    service = make_standin(cuda={"enabled": "off"}).start()
     assert "cuda.enabled is off" in service.cli("devices").stdout
     assert standin.starts("test") == 0
     result = service.cli("devices", "--test", check=False)
@@ -78,11 +51,11 @@ def test_with_cuda_off_nothing_is_searched_for(make_devices, standin):
 
 
 @pytest.mark.smoke
-def test_what_was_found_is_shown_with_the_choice_and_its_reason(make_devices, standin):
+def test_what_was_found_is_shown_with_the_choice_and_its_reason(make_standin, standin):
     standin.does(test="found(1); found(2, unified=True, pageable=True, product='Unified'); tests(1); tests(2, speed=10**11)\n"
                       "tests(2, 'memfd', speed=2 * 10**11); done()",
                  watch="memory(processes=[(1, 1 << 20), (os.getppid(), 2 << 20), (os.getpid(), 3 << 20)]); stay()")  # fmt: skip
-    service = make_devices().start()
+    service = make_standin().start()
     wait_known(service)
     first, second = devices(service)
     assert (first["name"], first["uuid"], first["state"], first["backend"]) == ("cuda:0", UUID, "READY", "cuda-vmm")
@@ -109,20 +82,20 @@ def test_what_was_found_is_shown_with_the_choice_and_its_reason(make_devices, st
     assert result.returncode == 6 and "there are host, cuda:0, cuda:1" in result.stderr
 
 
-def test_the_start_does_not_wait_for_the_self_test(make_devices, standin):
+def test_the_start_does_not_wait_for_the_self_test(make_standin, standin):
     standin.does(test="wait('go'); found(); tests(); done()")
-    service = make_devices().start()
+    service = make_standin().start()
     procfs.wait_until(lambda: standin.reached("go"), 20, "the self-test")
     assert service.cli("devices").stdout == "no devices: they are being searched for\n"
     standin.open("go")
     assert wait_state(service, "READY")["backend"] == "cuda-vmm"
 
 
-def test_a_configured_backend_is_used_or_the_device_is_not(make_devices, standin):
+def test_a_configured_backend_is_used_or_the_device_is_not(make_standin, standin):
     standin.does(test="found(1); tests(1); tests(1, 'cuda-ipc', speed=10**11); found(2); tests(2)\n"
                       "tests(2, 'cuda-ipc', ['create'], 'failed', 'cuIpcGetMemHandle: 801'); done()")  # fmt: skip
     wish = {"backend": "cuda-ipc"}
-    service = make_devices(devices={"cuda:0": {**wish, "budget": "1GiB"}, "GPU-" + "02020202-0202-0202-0202-020202020202": wish})
+    service = make_standin(devices={"cuda:0": {**wish, "budget": "1GiB"}, "GPU-" + "02020202-0202-0202-0202-020202020202": wish})
     service.start()
     wait_known(service)
     first, second = devices(service)
@@ -140,9 +113,9 @@ else:
 """
 
 
-def test_results_are_kept_over_starts(make_devices, standin):
+def test_results_are_kept_over_starts(make_standin, standin):
     standin.does(test=CACHING)
-    service = make_devices().start()
+    service = make_standin().start()
     assert wait_state(service, "READY")["cached"] is False
     service.stop()
     service.start()
@@ -165,9 +138,9 @@ def test_results_are_kept_over_starts(make_devices, standin):
     service.wait_log("earlier results of self-tests are not used")
 
 
-def test_a_device_is_tested_again_on_request(make_devices, standin):
+def test_a_device_is_tested_again_on_request(make_standin, standin):
     standin.does(test="found(); tests(result='failed', detail='719'); done()")
-    service = make_devices().start()
+    service = make_standin().start()
     assert wait_state(service, "UNUSABLE")["backend"] == ""
     standin.does(test="found(); tests(); done()")
     answer = json.loads(service.cli("devices", "--test", "cuda:0", "--json").stdout)
@@ -182,11 +155,33 @@ def test_a_device_is_tested_again_on_request(make_devices, standin):
     assert [(d.name, d.state) for d in found] == [("cuda:0", "READY"), ("cuda:1", "READY")]
 
 
-def test_only_an_operator_may_test(make_devices, standin):
-    service = make_devices().start()
+def test_a_device_that_there_is_not_is_refused_by_name(make_standin):
+    service = make_standin().start()
     wait_state(service, "READY")
-    with ControlPeer(service.runtime / "control" / "resvisor.sock") as peer:
+    with service.peer() as peer:
         frame = control_pb2.Frame(device_request=rpc_pb2.DeviceRequest(action=rpc_pb2.DEVICE_TEST, device="cuda:9"))
         with pytest.raises(Refused) as refused:
             peer.request(frame)
     assert refused.value.code == rpc_pb2.ERROR_NO_SUCH_DEVICE
+
+
+def test_devices_by_rpc_http_and_metrics(make_standin, standin):
+    service = http.listen(make_standin())
+    service.start()
+    wait_state(service, "READY")
+    service.wait_router()
+    with Jobs(service) as jobs:
+        shown = jobs.call(rpc_pb2.Request(device=rpc_pb2.DeviceRequest(device="cuda:0")))[0].devices
+        assert [d.name for d in shown.devices] == ["cuda:0"] and shown.reason == ""
+        assert [d.backend for d in jobs.call(rpc_pb2.Request(status=rpc_pb2.StatusRequest()))[0].status.devices] == ["cuda-vmm"]
+        tested = jobs.call(rpc_pb2.Request(device=rpc_pb2.DeviceRequest(action=rpc_pb2.DEVICE_TEST)))[0].devices
+        assert tested.devices[0].state == "READY" and standin.starts("test") == 2
+    with http.Client(service) as client:
+        everything = client.get("/resvisor/v1/devices").json
+        assert [d["name"] for d in everything["devices"]] == ["cuda:0"]
+        one = client.get(f"/resvisor/v1/devices/{UUID}").json
+        assert (one["name"], one["state"], one["tests"][0]["result"]) == ("cuda:0", "READY", "ok")
+        assert client.get("/resvisor/v1/devices/cuda:5").status == 404
+        text = client.get("/metrics").body.decode()
+    assert 'resvisor_device_state{device="cuda:0",state="READY"} 1' in text
+    assert f'resvisor_device_memory_bytes{{device="cuda:0"}} {16 * GIB}' in text

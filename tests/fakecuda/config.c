@@ -140,6 +140,8 @@ static void gpu_set(struct fake_gpu *gpu, const char *key, const char *value)
         gpu->total = number_of(value);
     } else if (strcmp(key, "oom") == 0) {
         gpu->oom_at = number_of(value);
+    } else if (strcmp(key, "cache") == 0) {
+        gpu->cache = number_of(value);
     } else if (strcmp(key, "context") == 0) {
         gpu->context = number_of(value);
     } else if (strcmp(key, "uuid") == 0) {
@@ -152,6 +154,10 @@ static void gpu_set(struct fake_gpu *gpu, const char *key, const char *value)
         gpu->ipc_memory = number_of(value) != 0;
     } else if (strcmp(key, "fd") == 0) {
         gpu->fd_works = number_of(value) != 0;
+    } else if (strcmp(key, "readonly") == 0) {
+        gpu->writable = number_of(value) == 0;
+    } else if (strcmp(key, "outlive") == 0) {
+        gpu->mortal = number_of(value) == 0;
     } else if (strcmp(key, "nvml") == 0 && strcmp(value, "full") == 0) {
         gpu->nvml = FAKE_NVML_FULL;
     } else if (strcmp(key, "nvml") == 0 && strcmp(value, "silent") == 0) {
@@ -218,6 +224,8 @@ static void fault_read(char **words, unsigned count, struct fake_fault *fault)
             fault->lose = (int)number_of(value);
         } else if (strcmp(words[i], "poison") == 0) {
             fault->poison = (int)number_of(value);
+        } else if (strcmp(words[i], "damage") == 0) {
+            fault->damage = number_of(value) != 0;
         } else if (strcmp(words[i], "delay") == 0) {
             fault->delay_ms = (unsigned)number_of(value);
         } else if (strcmp(words[i], "xid") == 0) {

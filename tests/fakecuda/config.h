@@ -21,9 +21,12 @@ struct fake_gpu {
     uint8_t uuid[16];
     uint64_t total;   /* bytes */
     uint64_t oom_at;  /* bytes; allocations beyond fail */
+    uint64_t cache;   /* bytes that cuMemGetInfo counts as used */
     uint64_t context; /* bytes that each process' context takes */
     bool ipc_memory;  /* legacy IPC of memory works */
     bool fd_works;    /* handles with descriptors can really be made (false with attribute 103 set: as WSL2) */
+    bool writable;    /* read-only mappings do not keep stores out */
+    bool mortal;      /* memory of VMM ends with the process that made it */
     enum fake_nvml nvml;
     int attributes[FAKE_ATTRIBUTES];
 };
@@ -38,6 +41,7 @@ struct fake_fault {
     int poison;                  /* device that is of no more use to this process then; -1 = none */
     int xid_gpu, xid;            /* Xid raised then; xid 0 = none */
     unsigned delay_ms;
+    bool damage; /* the copy of this call moves a wrong first byte */
     unsigned calls; /* counted so far */
 };
 

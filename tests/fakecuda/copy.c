@@ -85,6 +85,8 @@ static CUresult piece(struct CUctx_st *context, const struct fake_range *range, 
 {
     uint8_t access = range->access[context->gpu];
     uint8_t wanted = way == FAKE_TO_HOST ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    if (access != CU_MEM_ACCESS_FLAGS_PROT_NONE && fake_config()->gpus[context->gpu].writable)
+        access = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
     if ((access & wanted) != wanted || fake_memory_gone(range->memory))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     struct fake_memory *memory = fake_memory_ref(range->memory);

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "fake.h"
+#include "fakecuda.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -17,6 +18,7 @@ static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct fake_config config;
 static bool ready, ended;
+static _Thread_local bool damaged;
 static pid_t owner; /* the process that called cuInit; read before the lock, so set atomically */
 
 /* The file faults of the state folder, as it was when last read. */
@@ -43,7 +45,7 @@ _Static_assert(sizeof(table) / sizeof(table[0]) == FN_COUNT, "a row per function
 
 static void config_open(void)
 {
-    fake_config_read(getenv("FAKECUDA"), &config);
+    fake_config_read(getenv(FAKECUDA_ENVIRONMENT), &config);
 }
 
 const struct fake_config *fake_config(void)
@@ -125,6 +127,7 @@ static CUresult fault_apply(struct fake_fault *faults, unsigned count, const cha
         if (fault->calls < fault->nth || (fault->calls > fault->nth && !fault->onwards))
             continue;
         *delay_ms += fault->delay_ms;
+        damaged = damaged || fault->damage;
         if (fault->lose >= 0 && fault->lose < (int)config.gpu_count) {
             int error = fault->error != 0 ? fault->error : CUDA_ERROR_LAUNCH_FAILED;
             fake_gpu_poison((unsigned)fault->lose, (CUresult)error);
@@ -175,6 +178,7 @@ CUresult fake_enter(enum fake_function function, int needs)
     if (initialised != 0 && initialised != getpid())
         return CUDA_ERROR_NOT_INITIALIZED;
     fake_lock();
+    damaged = false;
     late_faults_read();
     CUresult result = fault_apply(config.faults, config.fault_count, table[function].name, &delay_ms);
     if (result == CUDA_SUCCESS)
@@ -189,6 +193,11 @@ CUresult fake_enter(enum fake_function function, int needs)
     if (result != CUDA_SUCCESS)
         fake_unlock();
     return result;
+}
+
+bool fake_damaged(void)
+{
+    return damaged;
 }
 
 CUresult fake_leave(CUresult result)

@@ -41,6 +41,7 @@ RV_CUDA_FUNCTIONS(X)
 /* Locks when it returns CUDA_SUCCESS; then fake_leave must follow. */
 CUresult fake_enter(enum fake_function function, int needs);
 CUresult fake_leave(CUresult result); /* returns result */
+bool fake_damaged(void); /* a fault damages the copy of the call that this thread is in */
 void fake_wait(void);                 /* until something changes; the lock is held again afterwards */
 void fake_changed(void);
 void fake_lock(void);
@@ -85,7 +86,7 @@ struct fake_memory {
     unsigned gpu;
     uint64_t token, size;
     uint64_t handle_types;
-    int exporter; /* FAKE_IPC: a pidfd of the exporting process; else -1 */
+    int exporter; /* pidfd of the process whose end ends this memory; -1 = none */
     bool charged; /* without a state folder: counted as in use */
     bool small;   /* FAKE_ALLOC: a block of small allocations */
 };

@@ -81,7 +81,7 @@ bool fake_memory_gone(const struct fake_memory *memory)
 {
     struct fake_control control = {0};
     struct pollfd exporter = {.fd = memory->exporter, .events = POLLIN};
-    if (memory->kind != FAKE_IPC)
+    if (memory->exporter < 0)
         return false;
     if (poll(&exporter, 1, 0) != 0)
         return true;
@@ -332,7 +332,7 @@ CUresult fake_MemGetInfo(size_t *free_bytes, size_t *total)
     unsigned gpu = fake_current()->gpu;
     if (free_bytes == NULL || total == NULL)
         return fake_leave(CUDA_ERROR_INVALID_VALUE);
-    uint64_t used = fake_state_used(gpu), limit = gpu_limit(gpu);
+    uint64_t used = fake_state_used(gpu) + fake_config()->gpus[gpu].cache, limit = gpu_limit(gpu);
     *free_bytes = used < limit ? limit - used : 0;
     *total = fake_config()->gpus[gpu].total;
     return fake_leave(CUDA_SUCCESS);

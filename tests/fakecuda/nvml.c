@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "config.h"
+#include "fakecuda.h"
 #include "state.h"
 
 #define EXPORT __attribute__((visibility("default")))
@@ -79,7 +80,7 @@ static unsigned inits;
 
 static void config_open(void)
 {
-    fake_config_read(getenv("FAKECUDA"), &config);
+    fake_config_read(getenv(FAKECUDA_ENVIRONMENT), &config);
 }
 
 static int inits_add(int change)

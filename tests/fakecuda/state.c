@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "fakecuda.h"
 #include "state.h"
 
 static pthread_once_t opened = PTHREAD_ONCE_INIT;
@@ -17,7 +18,7 @@ static uint64_t local_used[FAKE_GPUS_MAX]; /* without a folder; guarded by the d
 
 static void state_open(void)
 {
-    const char *path = getenv("FAKECUDA_STATE");
+    const char *path = getenv(FAKECUDA_STATE_ENVIRONMENT);
     if (path == NULL || *path == '\0')
         return;
     mkdir(path, 0777);

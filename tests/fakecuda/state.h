@@ -29,7 +29,7 @@ uint64_t fake_state_used(unsigned gpu);
 /* Calls back for each record of gpu that is alive. */
 void fake_state_each(unsigned gpu, void (*call)(const struct fake_record *record, void *context), void *context);
 
-int fake_state_lost(unsigned gpu); /* 0, or the error of a lost device */
+int fake_state_lost(unsigned gpu);  /* 0, or the error of a lost device */
 bool fake_state_held(unsigned gpu); /* operations do not begin now */
 void fake_state_lose(unsigned gpu, int error);
 void fake_state_xid(unsigned gpu, int xid);

@@ -29,6 +29,7 @@ struct operation {
     void *staged; /* a copy of pageable memory, freed afterwards unless kept */
     bool kept;
     uint8_t byte;
+    bool damage;
     struct CUevent_st *event;
     uint64_t record;
     struct operation *next;
@@ -39,6 +40,7 @@ struct CUstream_st {
     struct operation *head, **tail; /* the head stays until it is done */
     bool apart;                     /* CU_STREAM_NON_BLOCKING */
     bool destroyed;
+    unsigned waiters; /* threads that look at it without the lock's protection */
     struct CUstream_st *next;
 };
 
@@ -90,6 +92,19 @@ static void operation_end(struct CUstream_st *stream)
     fake_changed();
 }
 
+/* The first byte becomes another one, where the copy went. */
+static void damage(struct CUctx_st *context, const struct operation *operation, void *host)
+{
+    uint8_t byte = 0;
+    if (operation->way == FAKE_TO_HOST) {
+        *(uint8_t *)host ^= 0xff;
+        return;
+    }
+    fake_copy(context, FAKE_TO_HOST, operation->address, &byte, 0, 1);
+    byte ^= 0xff;
+    fake_copy(context, FAKE_TO_DEVICE, operation->address, &byte, 0, 1);
+}
+
 static void operation_run(struct CUstream_st *stream, struct operation *operation)
 {
     unsigned late = fake_config()->late_us;
@@ -97,12 +112,14 @@ static void operation_run(struct CUstream_st *stream, struct operation *operatio
         return;
     fake_unlock();
     nanosleep(&(struct timespec){late / 1000000, late % 1000000 * 1000l}, NULL);
-    while (fake_state_held(stream->context->gpu))
+    while (fake_state_held(stream->context->gpu) && fake_state_lost(stream->context->gpu) == 0)
         nanosleep(&(struct timespec){0, HOLD_LOOK_NS}, NULL);
     fake_lock();
     void *host = operation->staged != NULL ? operation->staged : operation->host;
     CUresult result =
         fake_copy(stream->context, operation->way, operation->address, host, operation->byte, operation->length);
+    if (result == CUDA_SUCCESS && operation->damage)
+        damage(stream->context, operation, host);
     if (result != CUDA_SUCCESS)
         fake_gpu_poison(stream->context->gpu, result);
 }
@@ -115,7 +132,7 @@ static void *stream_work(void *argument)
         if (stream->head != NULL && may_start(stream)) {
             operation_run(stream, stream->head);
             operation_end(stream);
-        } else if (stream->head == NULL && stream->destroyed) {
+        } else if (stream->head == NULL && stream->destroyed && stream->waiters == 0) {
             break;
         } else {
             fake_wait();
@@ -168,11 +185,14 @@ static struct CUstream_st *stream_of(struct CUctx_st *context, CUstream handle)
     return stream;
 }
 
-static void stream_drain(const struct CUstream_st *stream)
+static void stream_drain(struct CUstream_st *stream)
 {
     uint64_t last = stream->context->sequence;
+    stream->waiters++; /* it may be destroyed meanwhile */
     while (before(stream, last + 1))
         fake_wait();
+    stream->waiters--;
+    fake_changed();
 }
 
 void fake_context_drain(struct CUctx_st *context)
@@ -197,9 +217,11 @@ void fake_streams_end(struct CUctx_st *context)
     context->standard = NULL;
     for (struct CUevent_st *event = context->events, *next; event != NULL; event = next) {
         next = event->next;
-        free(event);
+        event->destroyed = true;
+        event_unpin(event);
     }
-    context->events = NULL;
+    while (context->events != NULL) /* somebody waits for one */
+        fake_wait();
 }
 
 static CUresult enqueue(struct CUstream_st *stream, const struct operation *filled)
@@ -225,6 +247,7 @@ static CUresult copy_enqueue(enum fake_way way, uint64_t address, void *host, ui
     struct CUstream_st *stream = stream_of(context, handle);
     struct operation operation = {.kind = OP_COPY, .way = way, .address = address, .length = length, .host = host};
     operation.byte = byte;
+    operation.damage = fake_damaged();
     if (stream == NULL)
         return CUDA_ERROR_INVALID_HANDLE;
     if (length == 0)
@@ -409,6 +432,7 @@ CUresult fake_EventSynchronize(CUevent handle)
         fake_wait();
     event->pending--;
     event_unpin(event);
+    fake_changed();
     return fake_leave(fake_gpu_health(gpu));
 }
 

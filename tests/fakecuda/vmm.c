@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "fake.h"
@@ -364,6 +365,10 @@ CUresult fake_MemImportFromShareableHandle(CUmemGenericAllocationHandle *number,
     else
         result = fake_gpu_health((unsigned)gpu);
     memory->gpu = gpu < 0 ? 0 : (unsigned)gpu;
+    if (result == CUDA_SUCCESS && fake_config()->gpus[gpu].mortal) {
+        memory->exporter = (int)syscall(SYS_pidfd_open, (pid_t)(memory->token >> 32), 0);
+        result = memory->exporter < 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    }
     if (result == CUDA_SUCCESS)
         result = handle_add(memory, number);
     if (result != CUDA_SUCCESS)

@@ -11,7 +11,8 @@ import stat
 import sys
 import textwrap
 
-from . import protos
+from . import procfs, protos
+from .protos import control_pb2, rpc_pb2
 from .service import BUILD
 
 PRELUDE = '''
@@ -130,3 +131,34 @@ class DeviceStandIn:
 
     def open(self, name):
         (self.folder / name).write_text("")
+
+
+# ---- what a service says of its devices ----
+
+
+def devices(service):
+    return service.cli_json("devices")["devices"]
+
+
+def wait_known(service):
+    def known():
+        found = service.cli_json("devices")
+        return found if found["devices"] or "searched for" not in found["reason"] else None
+
+    return procfs.wait_until(known, 20, "the end of the search for devices")
+
+
+def wait_state(service, state, device="cuda:0"):
+    def reached():
+        return next((d for d in devices(service) if d["name"] == device and d["state"] == state), None)
+
+    try:
+        return procfs.wait_until(reached, 20, f"{device} {state}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{devices(service)}\n{service.log()}") from None
+
+
+def request_test(service, device=""):
+    frame = control_pb2.Frame(device_request=rpc_pb2.DeviceRequest(action=rpc_pb2.DEVICE_TEST, device=device))
+    with service.peer() as peer:
+        return peer.request(frame)[0].device_list

@@ -49,8 +49,19 @@ def configure(config):
     if not ON:
         return config
     types = {name: {"device": DEVICE, **keys} for name, keys in config.get("types", {}).items()}
-    devices = {DEVICE: {"backend": BACKEND}, **config.get("devices", {})}
+    given = config.get("devices", {})
+    devices = {**given, DEVICE: {"backend": BACKEND, **given.get(DEVICE, {})}}
     return {**config, "devices": devices, **({"types": types} if types else {})}
+
+
+def budget(size):
+    """The part of a configuration that limits the memory where models are placed."""
+    return {"pool": {"budget": size}} if BACKEND in ("", "memfd") else {"devices": {DEVICE: {"budget": size}}}
+
+
+def pool_bytes(status):
+    """The memory of all models, wherever they lie."""
+    return status.pool_bytes + sum(device.pool_bytes for device in status.devices if device.backend != "memfd")
 
 
 def open_arenas(reply, fds):

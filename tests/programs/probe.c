@@ -11,6 +11,7 @@
  *   write=1            writes through the mapping by the driver, into the first tensor
  *   report=NUMBER      says that the device of the first model failed with that CUresult
  *   note=FILE, gate=FIFO   as in fault_executor.c, after the reading
+ * Of a lease that is revoked no byte is read.
  * Output probe.json: {"pid", "models": [{"name", "device", "backend", "device_type", "device_id", "generation",
  * "bytes", "read_bytes", "waited", "mapping", "revoked", "verified", "matches", "tensors": {NAME: DIGEST}}],
  * "write": {"refused", "error"}, "dlpack": {"tensors", "matches", "read_only", "device_type", "device_id"}}
@@ -64,7 +65,7 @@ static const char *param(const struct probe *p, const char *key)
 static int fail(const struct probe *p, int r, const char *what)
 {
     if (!p->err->message[0])
-        (void)snprintf(p->err->message, sizeof(p->err->message), "probe: %s: %s", what, strerror(-r));
+        (void)snprintf(p->err->message, sizeof(p->err->message), "probe: %.400s: %.80s", what, strerror(-r));
     return r;
 }
 
@@ -190,8 +191,8 @@ static int show_model(const struct probe *p, const struct seen *seen)
     static const char *const mappings[] = {"auto", "private", "shared"};
     struct rv_lease_info info = info_of(seen->lease);
     struct rv_tensor tensor;
-    bool matches = true, any = false;
-    int r = rv_lease_verify(seen->lease, NULL);
+    bool matches = true, any = false, revoked = rv_lease_is_revoked(seen->lease);
+    int r = revoked ? -EBADMSG : rv_lease_verify(seen->lease, NULL);
 
     if (r < 0 && r != -EBADMSG)
         return fail(p, r, "rv_lease_verify");
@@ -204,8 +205,8 @@ static int show_model(const struct probe *p, const struct seen *seen)
                   info.device, info.backend, (int)info.device_type, (int)info.device_id,
                   (unsigned long long)info.generation, (unsigned long long)info.bytes,
                   (unsigned long long)info.read_bytes, info.waited ? "true" : "false", mappings[info.mapping],
-                  rv_lease_is_revoked(seen->lease) ? "true" : "false", r == 0 ? "true" : "false");
-    for (uint64_t i = 0; i < rv_tensor_count(seen->lease); i++) {
+                  revoked ? "true" : "false", r == 0 ? "true" : "false");
+    for (uint64_t i = 0; !revoked && i < rv_tensor_count(seen->lease); i++) {
         r = rv_tensor_at(seen->lease, i, &tensor);
         if (r < 0)
             return fail(p, r, "rv_tensor_at");
@@ -217,7 +218,7 @@ static int show_model(const struct probe *p, const struct seen *seen)
         if (r < 0)
             return r;
     }
-    (void)fprintf(p->out, "}, \"matches\": %s}", matches ? "true" : "false");
+    (void)fprintf(p->out, "}, \"matches\": %s}", matches && !revoked ? "true" : "false");
     return 0;
 }
 
@@ -362,18 +363,18 @@ static int try_dlpack(struct probe *p)
 
 static int try_write(const struct probe *p)
 {
-    static const uint8_t bytes[16] = {0xff};
+    static const uint8_t byte = 0xa5;
     struct rv_lease_info info = info_of(p->first->lease);
     struct rv_cuda_device *device;
     struct rv_tensor tensor;
     int r;
 
-    if (!is_remote(&info) || rv_tensor_at(p->first->lease, 0, &tensor) < 0 || tensor.length < sizeof(bytes))
+    if (!is_remote(&info) || rv_tensor_at(p->first->lease, 0, &tensor) < 0 || tensor.length == 0)
         return fail(p, -EINVAL, "there is no tensor on a device to write to");
     r = open_device(p, info.device_id, &device);
     if (r < 0)
         return r;
-    r = rv_cuda_write(device, (uint64_t)(uintptr_t)tensor.data, bytes, sizeof(bytes), NULL);
+    r = rv_cuda_write(device, (uint64_t)(uintptr_t)tensor.data, &byte, 1, NULL);
     (void)fprintf(p->out, ", \"write\": {\"refused\": %s, \"error\": %d}", r < 0 ? "true" : "false",
                   r < 0 ? rv_cuda_last_error() : 0);
     return 0;

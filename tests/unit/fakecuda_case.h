@@ -50,6 +50,10 @@
 
 #define OK(call) WANT(call, CUDA_SUCCESS)
 
+#ifndef RV_FAKECUDA
+#define RV_FAKECUDA "" /* the folder of the double, from CMake; only a header that is compiled alone has none */
+#endif
+
 static struct rv_cuda_driver cu;
 static PFN_cuGetProcAddress_v12000 search;
 

@@ -304,7 +304,7 @@ static void case_read_only(const char *argument)
 {
     struct rv_cuda_memory memory = {0}, other = {0};
     struct rv_arena arena, more;
-    int fd, r;
+    int fd;
 
     (void)argument;
     open_device();
@@ -313,13 +313,10 @@ static void case_read_only(const char *argument)
     fd = rv_cuda_vmm_export(device, &memory, &err);
     CHECK(fd >= 0 && rv_cuda_vmm_import(device, fd, &arena, false, &memory, &err) == 0);
     CHECK(rv_cuda_ipc_create(device, 1, &other, &more, &err) == 0);
-    r = rv_cuda_fill(device, memory.address, 1, 4096, &err);
-    CHECK(r < 0);
-    if (err.code == CODE(DEVICE_LOST)) {
-        CHECK(r == -ENODEV && rv_cuda_last_error() > 0);
-        CHECK(rv_cuda_device_check(device, &err) == -ENODEV && err.code == CODE(DEVICE_LOST));
-        CHECK(rv_cuda_vmm_create(device, 1, &(struct rv_cuda_memory){0}, &more, &err) < 0);
-    }
+    CHECK(rv_cuda_fill(device, memory.address, 1, 4096, &err) == -ENODEV);
+    CHECK(err.code == CODE(DEVICE_LOST) && rv_cuda_last_error() > 0);
+    CHECK(rv_cuda_device_check(device, &err) == -ENODEV && err.code == CODE(DEVICE_LOST));
+    CHECK(rv_cuda_read(device, &(uint8_t){0}, other.address, 1, &err) == -ENODEV);
     rv_cuda_memory_close(device, &memory);
     rv_cuda_memory_close(device, &other);
     CHECK(close(fd) == 0);
@@ -364,6 +361,11 @@ static void case_ipc_importer(const char *text)
     write_pattern(memory.address + 17, 5000, 10);
     rv_cuda_memory_close(device, &memory);
     CHECK(memory.address == 0);
+    arena.size = 8 * MIB; /* more than it has */
+    CHECK(rv_cuda_ipc_open(device, &arena, &memory, &err) == -EINVAL && says("6291456 bytes"));
+    arena.size = 6 * MIB;
+    CHECK(rv_cuda_ipc_open(device, &arena, &memory, &err) == 0);
+    rv_cuda_memory_close(device, &memory);
     arena.handle[3] ^= 0xff;
     arena.handle[9] ^= 0xff;
     CHECK(rv_cuda_ipc_open(device, &arena, &memory, &err) < 0 && says("cuIpcOpenMemHandle"));

@@ -269,7 +269,7 @@ CASE(sizes_and_properties_must_fit)
     CHECK(attribute(103, 3) == 1);
     WANT(cu.MemCreate(&handle, 2 * MIB, &prop, 0), CUDA_ERROR_NOT_SUPPORTED);
     prop.location.id = 0;
-    prop.location.type = CU_MEM_LOCATION_TYPE_HOST;
+    prop.location.type = (CUmemLocationType)2; /* HOST; Toolkit 12.0 has no name for it */
     WANT(cu.MemCreate(&handle, 2 * MIB, &prop, 0), CUDA_ERROR_INVALID_VALUE);
     prop = properties();
     prop.requestedHandleTypes = (CUmemAllocationHandleType)8; /* fabric */

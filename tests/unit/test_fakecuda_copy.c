@@ -1,5 +1,6 @@
 /* The double's rules for copies, streams, events, pinned and unified memory; and errors that stick. */
 #include <errno.h>
+#include <pthread.h>
 
 #include "fakecuda_case.h"
 
@@ -222,6 +223,102 @@ CASE(the_end_of_a_context_ends_its_streams)
     CHECK(used_bytes() == 0);
 }
 
+#define THREADS 4
+#define ROUNDS 12
+
+/* What a thread of a program does, over and over. */
+static void *thread_work(void *argument)
+{
+    CUcontext context = argument;
+    CUstream stream;
+    CUevent event;
+    OK(cu.CtxSetCurrent(context));
+    char *host = pinned(64 << 10);
+    for (unsigned round = 0; round < ROUNDS; round++) {
+        OK(cu.StreamCreate(&stream, round % 2));
+        OK(cu.EventCreate(&event, CU_EVENT_DISABLE_TIMING));
+        CUdeviceptr small = allocate(3000), at;
+        CUmemGenericAllocationHandle handle = create(2 * MIB);
+        at = map(handle, 2 * MIB, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+        OK(cu.MemRelease(handle));
+        OK(cu.MemsetD8Async(small, 3, 3000, stream));
+        OK(cu.MemsetD8Async(at, 4, 64 << 10, stream));
+        OK(cu.MemcpyDtoHAsync(host, at, 64 << 10, stream));
+        OK(cu.EventRecord(event, stream));
+        OK(cu.StreamDestroy(stream));
+        OK(cu.EventSynchronize(event));
+        CHECK(all_are(host, 64 << 10, 4));
+        OK(cu.EventDestroy(event));
+        OK(cu.MemUnmap(at, 2 * MIB));
+        OK(cu.MemAddressFree(at, 2 * MIB));
+        OK(cu.MemFree(small));
+    }
+    OK(cu.MemFreeHost(host));
+    return NULL;
+}
+
+CASE(threads_share_the_driver)
+{
+    pthread_t threads[THREADS];
+    CUcontext context = driver_start("late 20");
+    for (unsigned i = 0; i < THREADS; i++)
+        CHECK(pthread_create(&threads[i], NULL, thread_work, context) == 0);
+    for (unsigned i = 0; i < THREADS; i++)
+        CHECK(pthread_join(threads[i], NULL) == 0);
+    CHECK(used_bytes() == 0);
+}
+
+struct waiting {
+    CUcontext context;
+    CUstream stream;
+    CUevent event;
+};
+
+static void *waits_for_event(void *argument)
+{
+    const struct waiting *waiting = argument;
+    if (cu.CtxSetCurrent(waiting->context) == CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        return NULL; /* too late */
+    CUresult result = cu.EventSynchronize(waiting->event);
+    CHECK(result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_HANDLE || result == CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    return NULL;
+}
+
+static void *waits_for_stream(void *argument)
+{
+    const struct waiting *waiting = argument;
+    if (cu.CtxSetCurrent(waiting->context) == CUDA_ERROR_CONTEXT_IS_DESTROYED)
+        return NULL; /* too late */
+    CUresult result = cu.StreamSynchronize(waiting->stream);
+    CHECK(result == CUDA_SUCCESS || result == CUDA_ERROR_INVALID_HANDLE || result == CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    return NULL;
+}
+
+CASE(a_context_ends_while_others_wait)
+{
+    for (unsigned round = 0; round < 8; round++) {
+        struct waiting waiting;
+        pthread_t threads[2];
+        if (round == 0)
+            waiting.context = driver_start("late 5000");
+        else
+            OK(cu.DevicePrimaryCtxRetain(&waiting.context, 0));
+        OK(cu.CtxSetCurrent(waiting.context));
+        CUdeviceptr at = allocate(2 * MIB);
+        OK(cu.StreamCreate(&waiting.stream, CU_STREAM_NON_BLOCKING));
+        OK(cu.EventCreate(&waiting.event, 0));
+        OK(cu.MemsetD8Async(at, 1, MIB, waiting.stream));
+        OK(cu.EventRecord(waiting.event, waiting.stream));
+        CHECK(pthread_create(&threads[0], NULL, waits_for_event, &waiting) == 0);
+        CHECK(pthread_create(&threads[1], NULL, waits_for_stream, &waiting) == 0);
+        if (round % 2)
+            OK(cu.StreamDestroy(waiting.stream));
+        OK(cu.DevicePrimaryCtxRelease(0));
+        for (unsigned i = 0; i < 2; i++)
+            CHECK(pthread_join(threads[i], NULL) == 0);
+    }
+}
+
 /* ---- faults of the device's own --------------------------------------------------------------------------------- */
 
 static void wants_poisoned(CUresult error)
@@ -394,6 +491,8 @@ int main(void)
         cmocka_unit_test(streams_and_events_say_what_is_done),
         cmocka_unit_test(the_default_stream_keeps_the_order_of_blocking_ones),
         cmocka_unit_test(the_end_of_a_context_ends_its_streams),
+        cmocka_unit_test(threads_share_the_driver),
+        cmocka_unit_test(a_context_ends_while_others_wait),
         cmocka_unit_test(a_copy_through_a_read_only_mapping_is_fatal),
         cmocka_unit_test(a_set_through_a_read_only_mapping_is_fatal),
         cmocka_unit_test(a_mapping_without_access_is_not_read),

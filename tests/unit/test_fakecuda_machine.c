@@ -70,6 +70,20 @@ static void allocates_and_waits(int socket)
     hear(socket, &go, 1);
 }
 
+CASE(memory_can_be_mortal)
+{
+    char byte;
+    CUmemGenericAllocationHandle handle;
+    struct peer exporter = peer_start(exports_and_waits);
+    driver_start("device discrete memory=64MiB outlive=0");
+    int fd = hear(exporter.socket, &byte, 1);
+    OK(import_fd(&handle, fd));
+    CUdeviceptr at = map(handle, 8 * MIB, CU_MEM_ACCESS_FLAGS_PROT_READ);
+    CHECK(byte_at(at) == 42);
+    peer_kill(&exporter);
+    WANT(cu.MemcpyDtoHAsync(&byte, at, 1, NULL), CUDA_ERROR_ILLEGAL_ADDRESS);
+}
+
 CASE(the_memory_of_a_killed_process_is_free)
 {
     char byte;
@@ -297,6 +311,22 @@ CASE(faults_hit_the_call_that_they_name)
     allocate(MIB);
     WANT(cu.MemAlloc(&at, MIB), CUDA_ERROR_OUT_OF_MEMORY);
     WANT(cu.MemAlloc(&at, MIB), CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+CASE(a_fault_can_damage_a_copy)
+{
+    driver_start("fault cuMemsetD8Async damage=1; fault cuMemcpyDtoHAsync nth=2 damage=1");
+    CUdeviceptr at = allocate(2 * MIB);
+    fill(at, 1, MIB);
+    CHECK(byte_at(at) == (1 ^ 0xff) && byte_at(at + 1) == (1 ^ 0xff) && byte_at(at + 1) == 1);
+}
+
+CASE(a_devices_read_only_can_be_a_lie)
+{
+    driver_start("device discrete readonly=0");
+    CUdeviceptr at = map(create(2 * MIB), 2 * MIB, CU_MEM_ACCESS_FLAGS_PROT_READ);
+    fill(at, 7, MIB);
+    CHECK(byte_at(at) == 7);
 }
 
 CASE(faults_can_come_while_things_run)
@@ -551,6 +581,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(memory_survives_its_exporter),
+        cmocka_unit_test(memory_can_be_mortal),
         cmocka_unit_test(the_memory_of_a_killed_process_is_free),
         cmocka_unit_test(a_descriptor_in_flight_keeps_memory),
         cmocka_unit_test(memory_of_an_invisible_device_is_not_imported),
@@ -562,6 +593,8 @@ int main(void)
         cmocka_unit_test(a_handle_of_a_dead_process_is_not_opened),
         cmocka_unit_test(memory_freed_while_it_is_open_is_fatal),
         cmocka_unit_test(faults_hit_the_call_that_they_name),
+        cmocka_unit_test(a_fault_can_damage_a_copy),
+        cmocka_unit_test(a_devices_read_only_can_be_a_lie),
         cmocka_unit_test(faults_can_come_while_things_run),
         cmocka_unit_test(a_fault_can_poison_this_process_only),
         cmocka_unit_test(a_lost_device_is_lost_for_everybody),

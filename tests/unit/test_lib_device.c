@@ -334,57 +334,55 @@ static void serve_one_to_the_end(int socket)
         rv_frame_fini(&got);
 }
 
-/* ready: the lease, a tensor of it and the connection; the case ends them in some order, or not at all. */
-static void end_in_some_order(void (*end)(struct rv_connection *connection, struct rv_lease *lease,
-                                          struct rv_dl_managed *managed))
-{
-    struct double_server d;
+struct user {
     struct rv_connection *connection;
     struct rv_lease *lease;
-    struct rv_dl_managed *managed = NULL;
+    struct rv_dl_managed *managed;
+};
+static struct user user; /* not on a stack: what is never ended must not look like a leak */
+
+/* end: ends the connection, the lease and a tensor of it in some order; true = the connection is over. */
+static void end_in_some_order(bool (*end)(void))
+{
+    struct double_server d;
 
     vmm_model_make(&on_device);
     double_start(&d, serve_one_to_the_end);
-    connection = connect_to(&d);
-    lease = attach_to(connection);
-    CHECK(rv_tensor_dlpack(lease, "a", 0, (void **)&managed, NULL) == 0);
-    end(connection, lease, managed);
+    user.connection = connect_to(&d);
+    user.lease = attach_to(user.connection);
+    CHECK(rv_tensor_dlpack(user.lease, "a", 0, (void **)&user.managed, NULL) == 0);
+    if (end())
+        double_stop(&d);
 }
 
-static void tensor_last(struct rv_connection *connection, struct rv_lease *lease, struct rv_dl_managed *managed)
+static bool tensor_last(void)
 {
-    rv_disconnect(connection);
-    rv_detach(lease);
+    rv_disconnect(user.connection);
+    rv_detach(user.lease);
     rv_cuda_device_close(test_device); /* the library has a reference of its own on the context */
-    managed->deleter(managed);
+    user.managed->deleter(user.managed);
+    return true;
 }
 
-static void nothing(struct rv_connection *connection, struct rv_lease *lease, struct rv_dl_managed *managed)
+static bool nothing(void)
 {
-    (void)connection;
-    (void)lease;
-    (void)managed;
+    return false;
 }
-
-static struct rv_dl_managed *late;
-static struct rv_lease *late_lease;
 
 static void end_late(void)
 {
-    rv_detach(late_lease);
-    late->deleter(late);
+    rv_detach(user.lease);
+    user.managed->deleter(user.managed);
 }
 
-static void at_exit(struct rv_connection *connection, struct rv_lease *lease, struct rv_dl_managed *managed)
+static bool at_exit(void)
 {
-    (void)connection;
-    late = managed;
-    late_lease = lease;
     CHECK(atexit(end_late) == 0);
+    return false;
 }
 
 /* What the driver answers when its own end has come first. */
-static void say_deinitialised(struct rv_connection *connection, struct rv_lease *lease, struct rv_dl_managed *managed)
+static bool say_deinitialised(void)
 {
     char path[128];
     FILE *faults;
@@ -392,10 +390,11 @@ static void say_deinitialised(struct rv_connection *connection, struct rv_lease 
     (void)snprintf(path, sizeof(path), "%s/faults", getenv("FAKECUDA_STATE"));
     faults = fopen(path, "we");
     CHECK(faults && fputs("fault * nth=1+ error=4\n", faults) > 0 && fclose(faults) == 0);
-    rv_detach(lease);
-    managed->deleter(managed);
-    rv_disconnect(connection);
+    rv_detach(user.lease);
+    user.managed->deleter(user.managed);
+    rv_disconnect(user.connection);
     (void)unlink(path);
+    return true;
 }
 
 CASE(a_tensor_may_be_the_last_after_lease_connection_and_context)
