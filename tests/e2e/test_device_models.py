@@ -247,7 +247,7 @@ def test_a_load_that_ends_early_leaves_nothing_on_the_device(machine, kind, how)
     service = machine(kind, count=1)
     files(service, "m", mib=32)
     started(service)
-    service.devices.fault("cuMemcpyHtoDAsync", nth="1+", program="resvisor-loader", delay=100)
+    service.devices.fault("cuMemcpyHtoDAsync", nth="1+", program="resvisor-loader", delay=2000)
     with service.peer() as peer:
         peer.send(control_pb2.Frame(id=7, attach=control_pb2.Attach(model="m", device=FIRST)))
         procfs.wait_until(lambda: service.devices.allocated(0) >= 32 * MIB, WAIT_S, "the arena on the device")
