@@ -264,6 +264,22 @@ def test_what_a_worker_did_to_its_own_context_is_its_own(make_gpu):
 
 
 @on_double
+def test_want_of_memory_is_no_fault_of_a_device_in_use(make_gpu):
+    service = make_gpu(types=("gpu",))
+    service.gpus.fault("cuMemCreate", nth="1+", error=2, program="resvisor-device")  # full
+    with Jobs(service) as jobs:
+        look(jobs, "gpu", report=700)
+        service.wait_log("cuda:0 has passed its self-test: it stays in use", timeout=WAIT_S)
+        create = next(t for t in wait_state(service, "READY")["tests"] if t["name"] == "create")
+        assert create["result"] == "failed" and create["no_memory"]
+        assert sees_all(service, jobs, "gpu")
+    service.stop()
+    service.gpus.no_faults()
+    service.start()
+    assert wait_state(service, "READY")["cached"] is False  # that result was not kept
+
+
+@on_double
 def test_a_dead_holder_takes_what_it_kept_and_all_comes_back(make_gpu, gate):
     service = make_gpu(kind="no-vmm", types=("gpu", "host"))
     holder = wait_state(service, "READY")["holder_pid"]
@@ -374,3 +390,16 @@ def test_workers_of_a_device_that_cannot_be_used_wait_for_it(make_service, make_
     service.wait_worker("gpu", starts=waiting.starts + 1)
     with Jobs(service) as jobs:
         assert look(jobs, "gpu")["models"][0]["tensors"] == digests(bytes_of)
+
+
+@on_double
+@pytest.mark.slow
+def test_a_holder_with_nothing_to_keep_ends_and_another_comes(make_gpu):
+    service = make_gpu(kind="no-vmm", types=("host",))
+    service.cli("load", "small", "--device", "cuda:0")
+    first = devices(service)[0]["holder_pid"]
+    service.cli("unload", "small", "--device", "cuda:0")
+    procfs.wait_until(lambda: devices(service)[0]["holder_pid"] == 0, 60, "the end of the holder")
+    service.cli("load", "small", "--device", "cuda:0")
+    found = wait_state(service, "READY")
+    assert found["holder_pid"] not in (0, first) and found["pool_bytes"] > 0
