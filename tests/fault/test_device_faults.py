@@ -373,6 +373,18 @@ def test_a_loader_that_meets_a_dead_device_loses_it(make_gpu):
 
 
 @on_double
+def test_a_holder_that_meets_a_dead_device_loses_it(make_gpu):
+    service = make_gpu(kind="no-vmm", types=("host",))
+    wait_state(service, "READY")
+    service.gpus.fault("cuMemAlloc", nth="1+", error=719, program="resvisor-device")
+    failed = service.cli("load", "small", "--device", "cuda:0", check=False)
+    assert failed.returncode != 0 and "719" in wait_state(service, "LOST")["reason"]
+    service.gpus.no_faults()
+    assert request_test(service, "cuda:0").devices[0].state == "READY"
+    assert service.cli("load", "small", "--device", "cuda:0").returncode == 0
+
+
+@on_double
 def test_workers_of_a_device_that_cannot_be_used_wait_for_it(make_service, make_devices):
     machine = make_devices(count=1, memory="1GiB")
     machine.fault("cuMemCreate", nth="1+", error=801, program="resvisor-device")
