@@ -413,6 +413,7 @@ static void test_backend(struct test *t)
         if (r < 0) {
             t->verdict.failed++;
             t->row.bytes_per_second = 0;
+            t->row.no_memory = t->err.code == ERROR(NO_MEMORY);
             detail(t, t->err.message);
         }
         tell(t, rows[i].name, r < 0 ? "failed" : r == SKIPPED ? "skipped" : "ok", started);
