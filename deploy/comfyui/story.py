@@ -162,7 +162,7 @@ class Story:
         python = ["--python", options.python] if options.python else []
         self.config = self.work / "resvisor.yaml"
         found = self.asked("init", "comfyui", directory, "-o", self.config, *python)
-        args = [] if found["gpu"] != "none" else ["--cpu"]
+        args = ["--gpu-only"] if options.gpu_only else [] if found["gpu"] != "none" else ["--cpu"]
         say(f"ComfyUI {found['version']}, {found['python']}, GPU: {found['gpu']}; `resvisor init comfyui` wrote its configuration")
         pack = self.work / "packs" / PACK
         shutil.copytree(HERE / "nodes", pack)
@@ -263,6 +263,9 @@ class Story:
             raise Failed("the image workflow saves no picture; a node such as SaveImage is needed")
         if self.first.read_bytes == 0:
             raise Failed("nothing was loaded through the pool: the log below says why, docs/comfyui.md what to do")
+        elsewhere = [model["name"] for model in self.asked("models")["models"] if model["device"] == "host"]
+        if self.options.gpu_only and elsewhere:
+            raise Failed(f"with --gpu-only these models lie on the host: {', '.join(elsewhere)}")
         if self.after.read_bytes != 0:
             raise Failed(f"the image after the video read {self.after.read_bytes} bytes; 0 were expected")
         say(f"the last image read 0 bytes, took {self.after.wall_s:.2f} s (warm {self.warm.wall_s:.2f}, first {self.first.wall_s:.2f}), "
@@ -397,6 +400,7 @@ def main():
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--python")
     parser.add_argument("--tiny", metavar="GIB")
+    parser.add_argument("--gpu-only", action="store_true", help="models lie and stay on the GPU, in the pool")
     parser.add_argument("--begin", type=float, default=time.time())
     parser.add_argument("workflows", nargs="*")
     options = parser.parse_args()

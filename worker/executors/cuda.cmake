@@ -50,11 +50,14 @@ set(RV_CUDA_COMPILED "${compiled}" CACHE INTERNAL "")
 # configuration and wants a working linker for device code, which nothing here needs.
 set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda_kernels.o)
 add_custom_command(OUTPUT ${object}
-  COMMAND ${RV_NVCC} -std=c++17 -O2 -Xcompiler=-fPIC,-fvisibility=hidden,-Wall ${targets} -c
+  COMMAND ${RV_NVCC} -std=c++17 -O2 -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-fno-exceptions,-fno-rtti,-fno-threadsafe-statics ${targets} -c
     ${CMAKE_CURRENT_SOURCE_DIR}/cuda_kernels.cu -o ${object}
   DEPENDS cuda_kernels.cu cuda_kernels.h cuda_elements.h VERBATIM)
 set_source_files_properties(${object} PROPERTIES EXTERNAL_OBJECT ON GENERATED ON)
 rv_executor(cuda-image PkgConfig::PNG cuda_image.c cuda_compute.c image_job.c ${object})
 # The runtime's own names stay inside: the worker may load another runtime.
-target_link_options(executor_cuda-image PRIVATE -Wl,--exclude-libs,libcudart_static.a)
+target_link_options(executor_cuda-image PRIVATE LINKER:--exclude-libs,libcudart_static.a)
+if(NOT RESVISOR_SANITIZE)
+  target_link_options(executor_cuda-image PRIVATE LINKER:--no-undefined) # the Toolkit's C++ must not come in
+endif()
 target_link_libraries(executor_cuda-image PRIVATE rv_cuda_headers ${RV_CUDART} ${CMAKE_DL_LIBS} pthread rt)

@@ -101,4 +101,5 @@ __attribute__((visibility("default"))) const struct rv_executor resvisor_executo
     .start = start,
     .run = cuda_image_run,
     .stop = stop,
+    .flags = RV_EXECUTOR_DEVICE_MEMORY,
 };
