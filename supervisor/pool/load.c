@@ -685,8 +685,10 @@ static int take_arenas(const struct rv_load *load, const struct rv_frame *frame,
     uint64_t bytes = 0, limit = load->planned_arenas + slack_of(load) * (load->device == RV_HOST ? 1 : most);
     int r = 0;
 
-    if (done->n_arenas > most || (load->allocated && done->n_arenas != 1) || frame->fd_count != fds ||
-        done->index_size > load->planned_index || rv_sealed_check(frame->fds[0], done->index_size) < 0)
+    if (done->n_arenas > most || (load->allocated && done->n_arenas != 1) || frame->fd_count != fds)
+        return rv_error_set(err, EPROTO, ERROR(INTERNAL), "the loader handed over %zu arenas and %u descriptors",
+                            done->n_arenas, frame->fd_count);
+    if (done->index_size > load->planned_index || rv_sealed_check(frame->fds[0], done->index_size) < 0)
         return rv_error_set(err, EPROTO, ERROR(INTERNAL), "the loader handed over an index that is not as planned");
     for (size_t i = 0; i < done->n_arenas && r == 0; i++) {
         r = described ? take_described(load, done->arenas[i], frame->fds[i + 1], &g->arenas[i], err)

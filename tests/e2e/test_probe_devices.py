@@ -1,5 +1,7 @@
 """What workers and clients of libresvisor have of models on devices: read where they lie, by the library and by the driver."""
 
+import pathlib
+
 import pytest
 
 from harness import models, procfs
@@ -165,3 +167,16 @@ def test_a_client_of_the_library_learns_that_its_lease_is_revoked(probing, kind)
         assert len(look(jobs, "look", drop=1)["models"]) == 1
     service.cli("restart", "look")  # a context that broke gives its mappings back only with its process
     procfs.wait_until(lambda: service.devices.allocated(0) == 0, WAIT_S, "no memory of the lost device in use")
+
+
+def test_a_worker_without_models_on_devices_loads_no_driver(probing):
+    service = probing("discrete", {"look": probe_type(models=["every"], device="host")})
+    with Jobs(service) as jobs:
+        assert look(jobs, "look", attach="other@host", dlpack=1)["models"][0]["matches"]
+        assert not loaded_driver(service.worker("look").pid)
+        assert look(jobs, "look", attach="other@cuda:0")["models"][1]["matches"]
+        assert loaded_driver(service.worker("look").pid), "what the first half of this test would have found"
+
+
+def loaded_driver(pid):
+    return "libcuda" in pathlib.Path(f"/proc/{pid}/maps").read_text()

@@ -214,12 +214,18 @@ def wait_model(service, state, device):
     return procfs.wait_until(reached, WAIT_S, f"a model {state} on {device}")
 
 
+def wait_watched(service):
+    """An Xid is told to those who listen: the watch does so before it says its first numbers."""
+    procfs.wait_until(lambda: devices(service)[0]["memory_source"] == "nvml", WAIT_S, "numbers of NVML")
+
+
 @on_double
 def test_a_lost_device_takes_its_jobs_and_models_and_nothing_else(make_gpu, gate):
     service = make_gpu()
     with Jobs(service) as jobs:
         running = jobs.submit("gpu", params={"gate": gate.path}, retry_on_worker_death=True)
         gate.wait_reached()
+        wait_watched(service)
         others = {name: service.worker(name).pid for name in ("other", "host")}
         service.gpus.lose(0)
         service.gpus.xid(0, 79)
@@ -326,6 +332,7 @@ def test_a_client_that_keeps_a_lost_device_s_memory_is_cut_off(make_gpu):
         for fd in fds:
             os.close(fd)
         assert answer.attach_reply.device.name == "cuda:0"
+        wait_watched(service)
         service.gpus.xid(0, 79)
         told, _ = peer.receive()
         assert told.lease_revoke.lease_id == answer.attach_reply.lease_id and "lost" in told.lease_revoke.reason

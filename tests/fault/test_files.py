@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from harness import models, procfs
+from harness import models, placement, procfs
 from harness.control import Refused
 from harness.index import Index
 from harness.protos import rpc_pb2
@@ -267,7 +267,7 @@ def test_a_file_truncated_while_it_is_loaded_is_refused(make_service, watched):
 
 
 def test_over_budget_is_refused_before_anything_is_allocated(make_service, watched):
-    service = make_service({"pool": {"budget": "64MiB", "load_retry": "0s"}}).start()
+    service = make_service(placement.budget("64MiB", load_retry="0s")).start()
     path = service.models / "large.safetensors"
     models.write_plain(path, mib=256)
     seen = []
@@ -280,14 +280,14 @@ def test_over_budget_is_refused_before_anything_is_allocated(make_service, watch
             stop.wait(0.002)
 
     with watched(service):
-        before = service.status().pool_bytes
+        before = placement.pool_bytes(service.status())
         watcher = threading.Thread(target=look)
         watcher.start()
         for _ in range(5):
             refused(service, path, rpc_pb2.ERROR_OVER_BUDGET)
         stop.set()
         watcher.join()
-        assert service.status().pool_bytes == before
+        assert placement.pool_bytes(service.status()) == before
         assert max(seen) - seen[0] < 64 * 1024, "Shmem grew by less than 64 MiB in KiB"
 
 
@@ -307,7 +307,7 @@ def test_many_bad_loads_at_once(make_service, watched):
         for thread in threads:
             thread.join(60)
         assert all(service.model(path).state == "FAILED" for path in paths)
-        procfs.wait_until(lambda: len(procfs.descendants(service.keeper_pid)) == 2, 10, "the end of the loaders")
+        procfs.wait_until(lambda: not service.loaders(), 10, "the end of the loaders")
 
 
 def test_regular_files_stay_as_they_were(bare):

@@ -54,9 +54,11 @@ def configure(config):
     return {**config, "devices": devices, **({"types": types} if types else {})}
 
 
-def budget(size):
-    """The part of a configuration that limits the memory where models are placed."""
-    return {"pool": {"budget": size}} if BACKEND in ("", "memfd") else {"devices": {DEVICE: {"budget": size}}}
+def budget(size, **pool):
+    """The part of a configuration that limits the memory where models are placed; pool: further keys of `pool`."""
+    if BACKEND in ("", "memfd"):
+        return {"pool": {"budget": size, **pool}}
+    return {"devices": {DEVICE: {"budget": size}}, "pool": pool}
 
 
 def pool_bytes(status):

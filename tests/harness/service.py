@@ -263,6 +263,10 @@ class Service:
     def keeper_pid(self):
         return self.process.pid
 
+    def loaders(self):
+        """The loaders that are at work."""
+        return {pid for pid in procfs.descendants(self.keeper_pid) if "resvisor-loader" in procfs.command(pid)}
+
     def pids(self):
         """{role: pid} of the long-lived processes."""
         found = self.status()
@@ -290,8 +294,11 @@ class Service:
         its channels."""
 
         def quiet():
-            known = set(self.pids().values())
-            return procfs.descendants(self.keeper_pid) <= known and self.status().clients <= 1
+            found = self.status()
+            if found.clients > 1 or any(device.state == "TESTING" for device in found.devices):
+                return False
+            others = procfs.descendants(self.keeper_pid) - set(self.pids().values())
+            return all("resvisor-device" in procfs.command(pid) for pid in others)  # the watch and holders stay
 
         procfs.wait_until(quiet, timeout, "no loader and no other client")
         # The supervisor's answer to the router comes after the channels that still wait to be taken by it.

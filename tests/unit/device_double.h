@@ -259,6 +259,10 @@ static inline struct rv_lease_info lease_facts(const struct rv_lease *lease)
     return info;
 }
 
+#ifndef RV_FAKECUDA
+#define RV_FAKECUDA "" /* the folder of the double, from CMake; only a header that is compiled alone has none */
+#endif
+
 /* Runs the tests with the double in sight of dlopen, which looks at the environment that a program starts with. */
 static inline int device_double_main(int argc, char **argv, int (*run)(void))
 {
