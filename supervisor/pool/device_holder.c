@@ -80,15 +80,23 @@ static struct pending *pending_by_id(struct rv_holder *h, uint64_t id)
     return NULL;
 }
 
+static struct pending *first_pending(const struct rv_holder *h, bool only_sent)
+{
+    struct pending *p;
+
+    TAILQ_FOREACH (p, &h->pending, link)
+        if (p->sent || !only_sent)
+            return p;
+    return NULL;
+}
+
+/* Who is told may take others off the list. */
 static void fail_pending(struct rv_holder *h, bool only_sent, const struct rv_error *err)
 {
-    struct pending *p, *next;
+    struct pending *p;
 
-    for (p = TAILQ_FIRST(&h->pending); p; p = next) {
-        next = TAILQ_NEXT(p, link);
-        if (p->sent || !only_sent)
-            pending_end(h, p, NULL, err);
-    }
+    while ((p = first_pending(h, only_sent)))
+        pending_end(h, p, NULL, err);
 }
 
 /* ---- what it is told --------------------------------------------------------------------------------------------- */
@@ -357,6 +365,8 @@ bool rv_holder_on_frame(struct rv_supervisor *s, int device, const Rv__Frame *fr
         return true;
     case RV__FRAME__BODY_DEVICE_EVENT:
         rv_device_on_event(s, h->child.session, frame->device_event);
+        if (record_of(h)->state == RV_DEVICE_READY) /* it says so when its context is of no use any more */
+            rv_child_kill(&h->child, "its context on the device failed");
         return true;
     default:
         return false;
@@ -374,6 +384,9 @@ int rv_holder_allocate(struct rv_supervisor *s, int device, uint64_t size, rv_ho
     if (device < 0 || (uint32_t)device >= s->state.device_count || !context ||
         s->state.devices[device].backend != RV_BACKEND_CUDA_IPC)
         return rv_error_set(err, ENODEV, ERROR(NO_SUCH_DEVICE), "no device of that number has backend cuda-ipc");
+    if (s->state.devices[device].state != RV_DEVICE_READY)
+        return rv_error_set(err, EIO, ERROR(DEVICE), "%s cannot be used: %.400s", s->state.devices[device].name,
+                            s->state.devices[device].reason);
     h = &s->devices->holders[device];
     if (s->stopping)
         return rv_error_set(err, EBUSY, ERROR(SHUTTING_DOWN), "resvisor is stopping");

@@ -76,12 +76,24 @@ static const int fatal_errors[] = {
     999, /* UNKNOWN */
 };
 
-bool rv_device_error_is_fatal(int error)
+/* Not even worth a test. */
+static const int harmless_errors[] = {
+    1,   /* INVALID_VALUE */
+    2,   /* OUT_OF_MEMORY */
+    801, /* NOT_SUPPORTED */
+};
+
+static bool is_among(int error, const int *errors, size_t count)
 {
-    for (unsigned i = 0; i < sizeof(fatal_errors) / sizeof(fatal_errors[0]); i++)
-        if (fatal_errors[i] == error)
+    for (size_t i = 0; i < count; i++)
+        if (errors[i] == error)
             return true;
     return false;
+}
+
+bool rv_device_error_is_fatal(int error)
+{
+    return is_among(error, fatal_errors, sizeof(fatal_errors) / sizeof(fatal_errors[0]));
 }
 
 /* ---- lost -------------------------------------------------------------------------------------------------------- */
@@ -195,7 +207,7 @@ void rv_device_on_event(struct rv_supervisor *s, struct rv_session *session, con
                    rv_escape(what, sizeof(what), event->what, strlen(event->what)));
     if (has_the_word(s, session, device) && rv_device_error_is_fatal(event->error))
         rv_device_lose(s, device, reason);
-    else
+    else if (!is_among(event->error, harmless_errors, sizeof(harmless_errors) / sizeof(harmless_errors[0])))
         rv_device_suspect(s, device, reason);
 }
 

@@ -114,9 +114,9 @@ void rv_pool_device_gone(struct rv_supervisor *s, int device, const struct rv_er
         model->retry_at_us = rv_now_us(); /* whether the device can be used is for rv_devices_find to say */
     }
     if (count)
-        rv_log_warning("%s: %u model%s gone, %.1f MiB, %u lease%s taken away: %s", rv_place_name(&s->state, device),
-                       count, count == 1 ? " is" : "s are", (double)bytes / (1 << 20), leases, leases == 1 ? "" : "s",
-                       err->message);
+        rv_log(s->stopping ? RV_LOG_INFO : RV_LOG_WARNING, "%s: %u model%s gone, %.1f MiB, %u lease%s taken away: %s",
+               rv_place_name(&s->state, device), count, count == 1 ? " is" : "s are", (double)bytes / (1 << 20), leases,
+               leases == 1 ? "" : "s", err->message);
     if (leases)
         wait_for_clients(s, s->config->revoke_timeout_us);
 }
