@@ -211,4 +211,5 @@ void rv_device_choose(struct rv_device_record *device, uint32_t wish, const char
         choose_wish(device, wish, missing);
     else
         choose_best(device, missing);
+    (void)rv_text_mend(device->reason); /* details of tests are cut for it */
 }

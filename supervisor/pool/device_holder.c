@@ -214,7 +214,7 @@ static void on_exit_holder(struct rv_supervisor *s, struct rv_child *child, cons
         return;
     rv_log_warning("the holder of %s %s; what it kept is gone: %u arenas", record_of(h)->name, report->text,
                    h->arena_count);
-    if (record_of(h)->state == RV_DEVICE_READY)
+    if (record_of(h)->state != RV_DEVICE_LOST) /* else that was done when it was lost */
         memory_is_gone(h, report->text);
     go_on(h, report, report->text);
 }
@@ -430,10 +430,18 @@ void rv_holder_forget(struct rv_supervisor *s, void *context)
     }
 }
 
+/* Then nothing is freed any more: its memory goes with it, and it goes when nobody has that open. */
 static void end_if_stopping(struct rv_holder *h)
 {
-    if (h->supervisor->stopping && h->arena_count == 0)
+    if (h->supervisor->stopping && h->arena_count == 0 && !rv_pool_device_is_held(h->supervisor, h->device))
         rv_child_kill(&h->child, "resvisor is stopping");
+}
+
+void rv_holder_let_go(struct rv_supervisor *s, int device)
+{
+    if (s->stopping && s->devices && device >= 0 &&
+        event_pending(s->devices->holders[device].end_timer, EV_TIMEOUT, NULL))
+        end_if_stopping(&s->devices->holders[device]);
 }
 
 void rv_holder_free(struct rv_supervisor *s, int device, uint64_t holder, uint64_t allocation)
@@ -449,10 +457,12 @@ void rv_holder_free(struct rv_supervisor *s, int device, uint64_t holder, uint64
         if (h->arenas[i] != allocation)
             continue;
         h->arenas[i] = h->arenas[--h->arena_count];
-        send_free(h, allocation);
+        if (!s->stopping)
+            send_free(h, allocation);
         break;
     }
-    watch_answers(h);
+    if (!s->stopping)
+        watch_answers(h);
     end_if_stopping(h);
 }
 
@@ -535,6 +545,7 @@ void rv_holders_stop(struct rv_supervisor *s, bool now)
             rv_child_kill(&h->child, "resvisor stops at once");
         } else if (!event_pending(h->end_timer, EV_TIMEOUT, NULL)) {
             (void)event_add(h->end_timer, &tv);
+            (void)event_del(h->timer);
             rv_pool_device_gone(s, (int)i, &err); /* clients are told, and let go of it */
             end_if_stopping(h);
         }

@@ -243,6 +243,7 @@ static void judge_missing(struct rv_supervisor *s, int number)
         if (d->state == RV_DEVICE_TESTING) /* nothing of ours is there */
             d->state = search->failure[0] ? RV_DEVICE_UNUSABLE : RV_DEVICE_LOST;
         (void)snprintf(d->reason, sizeof(d->reason), "%s", why);
+        (void)rv_text_mend(d->reason);
         d->backend = RV_BACKEND_NONE;
         rv_log_warning("%s is %s: %s", d->name, rv_device_state_name(d->state), d->reason);
     }
@@ -266,7 +267,9 @@ static void take_result(struct rv_supervisor *s)
             continue;
         seen[d - s->state.devices] = true;
         take_facts(d, &search->found[i]);
-        if (d->state == RV_DEVICE_READY)
+        if (d->state == RV_DEVICE_LOST && s->devices->extras[d - s->state.devices].lost_us >= search->started_us)
+            rv_log_warning("%s stays LOST: it was lost while it was tested", d->name);
+        else if (d->state == RV_DEVICE_READY)
             judge_in_use(s, d, missing);
         else
             judge(s, d, missing);
@@ -281,6 +284,7 @@ static void take_result(struct rv_supervisor *s)
                        search->failure[0]  ? search->failure
                        : search->reason[0] ? search->reason
                                            : "the driver lists none");
+    (void)rv_text_mend(s->state.devices_reason);
 }
 
 /* Was a device left out for the sake of an earlier result that then did not fit? */

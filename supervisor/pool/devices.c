@@ -13,6 +13,7 @@
 #include "devices_private.h"
 #include "log.h"
 #include "paths.h"
+#include "pool.h"
 #include "supervisor.h"
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
@@ -250,7 +251,7 @@ bool rv_device_in_use(const struct rv_supervisor *s, int device)
 {
     uint64_t promised = 0, held = rv_pool_device_bytes(s, device, &promised);
 
-    return held + promised > 0;
+    return held + promised > 0 || rv_load_is_at(s, device);
 }
 
 /* ---- messages --------------------------------------------------------------------------------------------------- */
@@ -422,7 +423,9 @@ void rv_device_request(struct rv_session *session, uint64_t id, const Resvisor__
     struct rv_error err = {0};
     int r = 0;
 
-    if (request->device[0] && device < 0)
+    if (request->device[0] && device < 0 && !s->state.devices_known)
+        r = rv_error_set(&err, EAGAIN, ERROR(NOT_READY), "the devices are being searched for");
+    else if (request->device[0] && device < 0)
         r = no_such_device(s, request->device, &err);
     else if (request->action == RESVISOR__V1__DEVICE_ACTION__DEVICE_TEST)
         r = check_test(s, device, &err);

@@ -44,6 +44,18 @@ static uint32_t take_leases(struct rv_supervisor *s, int device, const struct rv
     return taken;
 }
 
+bool rv_pool_device_is_held(struct rv_supervisor *s, int device)
+{
+    const struct rv_session *session;
+    const struct rv_lease *lease;
+
+    TAILQ_FOREACH (session, rv_control_sessions(s), link)
+        TAILQ_FOREACH (lease, &session->leases, link)
+            if (!session->child && !lease->generation && lease->device == device)
+                return true;
+    return false;
+}
+
 static void wait_for_clients(struct rv_supervisor *s, uint64_t delay_us)
 {
     struct timeval tv = rv_timeval(delay_us);
