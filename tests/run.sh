@@ -148,11 +148,13 @@ python_tests() {
     timeout -k 20 "$pytest_limit_s" "$build/venv/bin/python" -m pytest -c tests/pytest.ini --rootdir tests "$@"
 }
 
-# The pool's tests once more with the models on a device of the driver's double: cuda-vmm, cuda-ipc or unified.
+# pool_tests_on PLACE [PYTEST-ARGUMENTS…]: the pool's tests once more with the models on a device of the driver's double:
+# cuda-vmm, cuda-ipc or unified.
 pool_tests_on() {
     RESVISOR_TEST_ON=$1
     export RESVISOR_TEST_ON
-    python_tests release tests/e2e/test_models.py tests/e2e/test_probe.py tests/fault/test_files.py tests/fault/test_kills.py \
+    shift
+    python_tests release "$@" tests/e2e/test_models.py tests/e2e/test_probe.py tests/fault/test_files.py tests/fault/test_kills.py \
         tests/fault/test_memory.py tests/fault/test_peers.py tests/fault/test_workers.py
     rc=$?
     unset RESVISOR_TEST_ON
@@ -218,9 +220,9 @@ if [ "$mode" = quick ]; then
     finish
 fi
 stage pytest show python_tests release || true
-for place in cuda-vmm cuda-ipc unified; do
-    stage "pytest-$place" show pool_tests_on "$place" || true
-done
+stage pytest-cuda-vmm show pool_tests_on cuda-vmm || true
+stage pytest-cuda-ipc show pool_tests_on cuda-ipc -m "not slow" || true
+stage pytest-unified show pool_tests_on unified -m "not slow" || true
 if [ "$mode" = full ] && stage torch hide make_torch_venv; then
     stage pytest-torch show torch_tests || true
     if stage comfyui hide fetch_comfyui; then
