@@ -159,7 +159,12 @@ def test_a_loader_or_holder_speaks_for_its_own_device_only(make, who):
     if who == "holder":
         service.standin.holds(event)
     service.standin.loads(f"{event if who == 'loader' else ''}; {IPC_GOOD}".lstrip("; "))
-    assert load(service).state == "RESIDENT"
+    if who == "loader":
+        assert load(service).state == "RESIDENT"
+    else:  # with a context that failed, whichever it was, it is of no use
+        with pytest.raises(Refused) as refused:
+            load(service)
+        assert refused.value.code == rpc_pb2.ERROR_DEVICE
     service.wait_log("cuda:1 has passed its self-test: it stays in use")
     assert [d["state"] for d in devices(service)] == ["READY", "READY"]
 
