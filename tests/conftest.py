@@ -15,6 +15,7 @@ from harness.service import BUILD, FAULT_EXECUTOR, MAKE_MODEL, PROGRAM, THREE_TY
 become_subreaper()
 
 TINY_MIB = 4
+BY_THE_CPU = {"three", "make_three", "real_models"}  # fixtures with the shipped executors, which read weights by the CPU
 
 
 def pytest_collection_modifyitems(items):
@@ -24,7 +25,7 @@ def pytest_collection_modifyitems(items):
         if item.get_closest_marker("devices") and not devices.built():
             item.add_marker(pytest.mark.skip(reason="this build has no double of the CUDA driver"))
     if placement.ON:
-        items[:] = [item for item in items if not item.get_closest_marker("host_memory")]
+        items[:] = [item for item in items if not (item.get_closest_marker("host_memory") or BY_THE_CPU & set(item.fixturenames))]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -435,6 +435,7 @@ static void test_backend(struct test *t)
         if (r < 0) {
             t->verdict.failed++;
             t->row.bytes_per_second = 0;
+            t->row.no_memory = t->err.code == ERROR(NO_MEMORY);
             detail(t, t->err.message);
         }
         tell(t, rows[i].name, r < 0 ? "failed" : r == SKIPPED ? "skipped" : "ok", started);
@@ -454,12 +455,24 @@ static void test_backend(struct test *t)
     t->arena = (struct rv_arena){0};
 }
 
-/* What the device itself says that it cannot; NULL = try. That it says it can proves nothing. */
+#define ATTRIBUTE_VMM 102
+#define ATTRIBUTE_FD_HANDLES 103
+static bool says_yes(const struct rv_cuda_info *device, uint32_t number)
+{
+    for (uint32_t i = 0; i < device->attribute_count; i++) {
+        if (device->attributes[i].number == number)
+            return device->attributes[i].value != 0;
+    }
+    return false;
+}
+
+/* What the device itself says that it cannot; NULL = try. That it says it can proves nothing. By its attributes, not by
+ * device->vmm: where the driver lacks a function, the try says which. */
 static const char *says_no(const struct rv_cuda_info *device, uint32_t backend)
 {
-    if (backend == RV_BACKEND_CUDA_VMM && !device->vmm)
+    if (backend == RV_BACKEND_CUDA_VMM && !says_yes(device, ATTRIBUTE_VMM))
         return "the device has no virtual memory management (attribute 102)";
-    if (backend == RV_BACKEND_CUDA_VMM && !device->fd_handles)
+    if (backend == RV_BACKEND_CUDA_VMM && !says_yes(device, ATTRIBUTE_FD_HANDLES))
         return "the device gives no descriptors of its memory (attribute 103)";
     if (backend == RV_BACKEND_MEMFD && !device->pageable)
         return "the device does not read the machine's memory through the host's page tables (attributes 88 and 100)";

@@ -136,7 +136,7 @@ def test_a_process_that_was_stopped_has_no_loop_that_stands_still():
                 pass
 
         loop = types.SimpleNamespace(call_soon_threadsafe=lambda function: None)  # it never answers
-        found = monitor.Monitor(types.SimpleNamespace(loop=loop), None, 60.0)
+        found = monitor.Monitor(types.SimpleNamespace(loop=loop), types.SimpleNamespace(sweep=lambda: None), 60.0)
         found._wake, found.end = Wake(), reasons.append
         found._watch()
         print(json.dumps([300.0, now[0] - 1000.0, reasons]))

@@ -145,6 +145,15 @@ def test_the_reason_why_a_backend_is_not_there(make_devices):
     assert rows[VMM, "create"][1].startswith("cuMemCreate: 801 CUDA_ERROR_NOT_SUPPORTED")
 
 
+@pytest.mark.parametrize("function", ["cuMemCreate", "cuMemExportToShareableHandle", "cuMemSetAccess", "cuIpcOpenMemHandle"])
+def test_a_function_that_the_driver_lacks_is_the_reason(make_devices, function):
+    """Not an attribute of the device, which may well say yes."""
+    backend = IPC if "Ipc" in function else VMM
+    _, rows = self_test(make_devices(more=[f"missing {function}"]))
+    assert rows[backend, "create"] == ("failed", f"{backend}: the CUDA driver lacks {function}")
+    assert rows[VMM if backend == IPC else IPC, "compare"][0] == "ok"
+
+
 # kind, backend, row, the fault, the start of the row's text
 WRONG = [
     ("discrete", VMM, "create", "cuMemCreate nth=1+ error=2 program=owner", "cuMemCreate: 2 CUDA_ERROR_OUT_OF_MEMORY"),

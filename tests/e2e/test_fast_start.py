@@ -151,6 +151,35 @@ def test_cuda_that_was_initialised_later_refuses_the_fork(make, comfy):
     procfs.wait_until(lambda: template(service).state == "FAILED", 10, "a failed template")
 
 
+OPENER = """
+import ctypes
+driver, init = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+driver.cuGetProcAddress_v2(b"cuInit", ctypes.byref(init), 12000, ctypes.c_uint64(1), None)
+ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint)(init.value)(0)
+"""
+
+
+@pytest.mark.devices
+def test_a_package_that_initialises_the_driver_keeps_the_template_from_forking(make_service, make_devices, comfy, tmp_path):
+    """torch knows nothing of it, so the driver itself is asked."""
+    (comfy.folder / "requirements.txt").write_text("opener\n")
+    (comfy.folder / "opener.py").write_text(OPENER)
+    service = make_service(env=make_devices().env)
+    service.config["types"] = {"image": comfy.type(tmp_path / "state", args=[])}
+    detail = ready(service).worker("image").detail
+    assert "; started the long way: template/0 is FAILED" in detail and "the CUDA driver is initialised" in detail
+
+
+@pytest.mark.devices
+def test_gpu_only_workers_are_forked_from_a_template_that_leaves_the_gpu_alone(make_service, make_devices, comfy, tmp_path):
+    devices = make_devices()
+    service = make_service(env=devices.env)
+    service.config["types"] = {"image": comfy.type(tmp_path / "state", args=["--gpu-only"])}
+    ready(service)
+    assert "; forked from template/0" in service.worker("image").detail and service.type("image").device == "cuda:0"
+    assert template(service).pid not in {record.pid for record in devices.records()}
+
+
 def test_the_messages_are_those_of_protobuf(tmp_path):
     request = control_pb2.Frame(id=7)
     fork = request.template_fork

@@ -178,7 +178,7 @@ def test_grandchildren_end_with_their_worker(faulty, how):
     with Jobs(faulty) as jobs:
         assert jobs.run_done("test", {"fault": "grandchild"})
         worker = faulty.worker("test").pid
-        family = procfs.descendants(faulty.keeper_pid) - set(faulty.pids().values())
+        family = faulty.others()
         assert len(family) == 1
         if how == "crash":
             jobs.run("test", {"fault": "crash"})
@@ -217,6 +217,7 @@ def test_a_stopped_process_is_ended_by_ping_timeout(make_faulty, watched, gate):
         assert jobs.run_done("test")
 
 
+@pytest.mark.host_memory
 def test_writing_into_the_weights_changes_only_the_writers_copy(make_faulty, watched):
     service = make_faulty({"writer": {}, "reader": {}}).start()
     service.wait_ready()
@@ -239,6 +240,7 @@ def test_a_shared_mapping_turns_a_write_into_a_crash_of_the_writer(make_faulty, 
         assert json.loads(jobs.output(jobs.run_done("test")))["verified"]
 
 
+@pytest.mark.host_memory  # they read weights by the CPU
 @pytest.mark.parametrize("fault", ["crash", "abort", "exit", "fail", "fork-grandchild"])
 def test_the_shipped_executors_survive_their_fault_menu(three, fault):
     with Jobs(three) as jobs:

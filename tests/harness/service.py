@@ -72,7 +72,7 @@ class Service:
         self.config_file = self.folder / "resvisor.yaml"
         self.log_file = self.folder / "resvisor.log"
         state = {"STATE_DIRECTORY": str(self.base / "state")}  # results of self-tests must not come from another service
-        self.env = {**os.environ, **placement.environment(), "RESVISOR_RUNTIME_DIR": str(self.runtime), **state, **(env or {})}
+        self.env = {**os.environ, **state, **placement.environment(), "RESVISOR_RUNTIME_DIR": str(self.runtime), **(env or {})}
         self.env.pop("RESVISOR_CONFIG", None)
         self.process = None
         self.before = set()
@@ -263,6 +263,11 @@ class Service:
     def keeper_pid(self):
         return self.process.pid
 
+    def others(self):
+        """Processes that come and go; those that watch devices or hold their memory stay."""
+        found = procfs.descendants(self.keeper_pid) - set(self.pids().values())
+        return {pid for pid in found if "resvisor-device" not in procfs.command(pid)}
+
     def loaders(self):
         """The loaders that are at work."""
         return {pid for pid in procfs.descendants(self.keeper_pid) if "resvisor-loader" in procfs.command(pid)}
@@ -297,8 +302,7 @@ class Service:
             found = self.status()
             if found.clients > 1 or any(device.state == "TESTING" for device in found.devices):
                 return False
-            others = procfs.descendants(self.keeper_pid) - set(self.pids().values())
-            return all("resvisor-device" in procfs.command(pid) for pid in others)  # the watch and holders stay
+            return not self.others()
 
         procfs.wait_until(quiet, timeout, "no loader and no other client")
         # The supervisor's answer to the router comes after the channels that still wait to be taken by it.

@@ -50,6 +50,7 @@ FILES = {
         import comfy.options
         parser = argparse.ArgumentParser()
         parser.add_argument("--cpu", action="store_true")
+        parser.add_argument("--gpu-only", action="store_true")
         for flag in ("--listen", "--temp-directory", "--user-directory", "--output-directory", "--database-url"):
             parser.add_argument(flag)
         parser.add_argument("--port", type=int, default=8188)

@@ -315,3 +315,42 @@ def test_load_file_takes_the_pools_device_by_its_uuid(make_service, make_devices
         print(json.dumps(str(error)))
     """)
     assert "as number 1 of type 2" in run_python(made, code, made.models / "plain.safetensors")
+
+
+@pytest.mark.devices
+def test_a_comfyui_worker_gives_back_what_nobody_uses_on_its_device(make_service, make_devices):
+    """Its pool keeps the lease as long as any tensor lives. Tensors are stand-ins that keep their capsule: torch has no GPU here."""
+    made = make_service(env=make_devices(memory="1GiB").env)
+    models.write_plain(made.models / "plain.safetensors", mib=8)
+    made.start()
+    code = """
+        import gc, json, sys, types, resvisor, resvisor.torch
+        from resvisor._dlpack import capsule
+        from resvisor.comfyui.pool import Pool
+
+        class Tensor:
+            def __init__(self, tensor):
+                self.capsule, self.address = capsule(tensor._mapping.pointer, tensor.name, 0), tensor.address
+                self.device = types.SimpleNamespace(type="cuda")
+            def untyped_storage(self):
+                return types.SimpleNamespace(data_ptr=lambda: self.address)
+        resvisor.torch._by_dlpack = lambda tensor, dtype: Tensor(tensor)
+        pool = Pool(resvisor.connect())
+        pool.device = "cuda:0"
+
+        found, _ = pool.load(sys.argv[1])
+        assert all(pool.owner(value) == sys.argv[1] for value in found.values())
+        again, _ = pool.load(sys.argv[1])          # the same mapping
+        assert [a.address for a in again.values()] == [b.address for b in found.values()] and len(pool._held) == 1
+        kept = next(iter(found.values()))
+        del found, again
+        gc.collect()
+        pool.sweep()
+        assert pool.owner(kept) and len(pool._held) == 1 and pool.usage()[0] > 0
+        del kept
+        gc.collect()
+        pool.sweep()
+        print(json.dumps([len(pool._held), len(pool._owners), pool.usage()]))
+    """
+    assert run_python(made, code, made.models / "plain.safetensors") == [0, 0, [0, 0]]
+    assert made.status().models[0].leases == 0
