@@ -26,7 +26,6 @@ void rv_child_set_up(void)
     (void)signal(SIGPIPE, SIG_IGN);
     (void)signal(SIGXFSZ, SIG_IGN); /* a `ulimit -f` counts for arenas too: an error, not a death */
     (void)setrlimit(RLIMIT_CORE, &no_core);
-    (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
     fd = open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
     if (fd >= 0) {
         ssize_t n = write(fd, OOM_SCORE, sizeof(OOM_SCORE) - 1);
@@ -34,6 +33,11 @@ void rv_child_set_up(void)
         (void)n; /* where it is not allowed, the kernel chooses as it likes */
         (void)close(fd);
     }
+}
+
+void rv_child_no_new_privileges(void)
+{
+    (void)prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
 }
 
 int rv_child_socket(void)

@@ -11,8 +11,13 @@
 #include "error.h"
 #include "frame.h"
 
-/* No core files (they would hold models), no new privileges, no SIGPIPE, and a higher OOM score than the supervisor. */
+/* No core files (they would hold models), no SIGPIPE, and a higher OOM score than the supervisor. */
 void rv_child_set_up(void);
+
+/* For those that read what is not trusted. Not for resvisor-device: after a start of the machine it may be the first to
+ * use a device, and the driver then runs its setuid program nvidia-modprobe, which makes /dev/nvidia-uvm. Without that
+ * cuInit fails wherever resvisor does not run as root. */
+void rv_child_no_new_privileges(void);
 
 /* The channel, or -1: it was started by hand. */
 int rv_child_socket(void);

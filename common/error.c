@@ -119,6 +119,23 @@ static void mend_cut(char *text, int wanted, size_t size)
         text[start - 1] = '\0';
 }
 
+char *rv_text_mend(char *text)
+{
+    size_t left = strlen(text);
+
+    for (char *p = text; left > 0;) {
+        unsigned n = utf8_length((const unsigned char *)p, left);
+
+        if (n == 0) {
+            *p = '?';
+            n = 1;
+        }
+        p += n;
+        left -= n;
+    }
+    return text;
+}
+
 int rv_error_set(struct rv_error *err, int err_number, int code, const char *format, ...)
 {
     va_list ap;
@@ -128,6 +145,7 @@ int rv_error_set(struct rv_error *err, int err_number, int code, const char *for
         va_start(ap, format);
         mend_cut(err->message, vsnprintf(err->message, sizeof(err->message), format, ap), sizeof(err->message));
         va_end(ap);
+        (void)rv_text_mend(err->message);
         (void)snprintf(err->remedy, sizeof(err->remedy), "%s", rv_error_row(code)->remedy);
     }
     return -err_number;
@@ -142,6 +160,7 @@ void rv_error_remedy(struct rv_error *err, const char *format, ...)
     va_start(ap, format);
     mend_cut(err->remedy, vsnprintf(err->remedy, sizeof(err->remedy), format, ap), sizeof(err->remedy));
     va_end(ap);
+    (void)rv_text_mend(err->remedy);
 }
 
 char *rv_escape(char *buffer, uint64_t size, const void *text, uint64_t length)

@@ -67,4 +67,10 @@ void rv_error_remedy(struct rv_error *err, const char *format, ...) __attribute_
  */
 char *rv_escape(char *buffer, uint64_t size, const void *text, uint64_t length);
 
+/*
+ * Writes "?" over what is no UTF-8: half a character where a text was cut by "%.100s". For what goes into a message,
+ * which its receiver would refuse as a whole. Returns text.
+ */
+char *rv_text_mend(char *text);
+
 #endif

@@ -197,6 +197,7 @@ struct rv_device_test {
     char result[12]; /* "ok", "failed", "skipped" */
     char detail[160];
     uint64_t bytes_per_second, duration_us;
+    bool no_memory; /* it failed for want of it: that says nothing of the device */
 };
 
 struct rv_device_attribute {

@@ -112,10 +112,25 @@ torch_tests() {
     timeout -k 20 "$pytest_limit_s" "$build/torch-venv/bin/python" -m pytest -c tests/pytest.ini --rootdir tests tests/with_torch
 }
 
-# build_tree PRESET
+# The folder of CUDA's headers to build with: a Toolkit's own where one with nvcc is, since the executor cuda-image wants both; else
+# the ones that were fetched.
+cuda_include() {
+    for toolkit in "${CUDA_HOME:-}" "${CUDA_PATH:-}" /usr/local/cuda; do
+        if [ -x "$toolkit/bin/nvcc" ] && [ -f "$toolkit/include/cudaTypedefs.h" ] &&
+            grep -q '^#define CUDA_VERSION 1[2-9]' "$toolkit/include/cuda.h"; then
+            echo "$toolkit/include"
+            return
+        fi
+    done
+    echo "$build/cuda-headers/build"
+}
+
+# build_tree PRESET [CMAKE-ARGUMENTS…]
 build_tree() {
-    cmake --preset "$1" -B "$build/$1" -DRESVISOR_TESTS=ON -DRESVISOR_CUDA=ON \
-        -DRESVISOR_CUDA_INCLUDE="$build/cuda-headers/build" && cmake --build "$build/$1"
+    preset=$1
+    shift
+    cmake --preset "$preset" -B "$build/$preset" -DRESVISOR_TESTS=ON -DRESVISOR_CUDA=ON \
+        -DRESVISOR_CUDA_INCLUDE="$(cuda_include)" "$@" && cmake --build "$build/$preset"
 }
 
 # unit_tests PRESET CTEST-ARGUMENTS…
@@ -131,6 +146,19 @@ python_tests() {
     export RESVISOR_BUILD
     shift
     timeout -k 20 "$pytest_limit_s" "$build/venv/bin/python" -m pytest -c tests/pytest.ini --rootdir tests "$@"
+}
+
+# pool_tests_on PLACE [PYTEST-ARGUMENTS…]: the pool's tests once more with the models on a device of the driver's double:
+# cuda-vmm, cuda-ipc or unified.
+pool_tests_on() {
+    RESVISOR_TEST_ON=$1
+    export RESVISOR_TEST_ON
+    shift
+    python_tests release "$@" tests/e2e/test_models.py tests/e2e/test_probe.py tests/fault/test_files.py tests/fault/test_kills.py \
+        tests/fault/test_memory.py tests/fault/test_peers.py tests/fault/test_workers.py
+    rc=$?
+    unset RESVISOR_TEST_ON
+    return "$rc"
 }
 
 # The closing lines of ctest and pytest in the logs, added up.
@@ -192,6 +220,9 @@ if [ "$mode" = quick ]; then
     finish
 fi
 stage pytest show python_tests release || true
+stage pytest-cuda-vmm show pool_tests_on cuda-vmm || true
+stage pytest-cuda-ipc show pool_tests_on cuda-ipc -m "not slow" || true
+stage pytest-unified show pool_tests_on unified -m "not slow" || true
 if [ "$mode" = full ] && stage torch hide make_torch_venv; then
     stage pytest-torch show torch_tests || true
     if stage comfyui hide fetch_comfyui; then
@@ -206,7 +237,9 @@ fi
 if stage build-clang hide build_tree clang; then
     stage ctest-clang show unit_tests clang || true
 fi
-if stage build-fuzz hide build_tree fuzz; then
+# Without CUDA: everything builds, and works but for devices.
+if stage build-fuzz hide build_tree fuzz -DRESVISOR_CUDA=OFF; then
+    stage ctest-no-cuda show unit_tests fuzz || true
     stage fuzz show sh tests/fuzz/run.sh "$build/fuzz" "$fuzz_seconds" || true
 fi
 if stage build-tsan hide build_tree tsan; then

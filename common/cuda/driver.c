@@ -134,6 +134,22 @@ void rv_cuda_remedy_of_visible(struct rv_error *err)
                         rv_escape(text, sizeof(text), visible, strlen(visible)));
 }
 
+/* No context was made, so none is broken, whatever the number says: most often the machine is not set up for it. */
+static void judge_start(CUresult result, struct rv_error *err)
+{
+    if (result == CUDA_ERROR_NO_DEVICE)
+        rv_cuda_remedy_of_visible(err);
+    if (rv_cuda_is_sticky(result)) {
+        rv_cuda_remember(CUDA_ERROR_NOT_INITIALIZED);
+        if (err)
+            err->code = RV_CUDA_ERROR(DEVICE);
+    }
+    if (rv_cuda_is_sticky(result) || result == CUDA_ERROR_OPERATING_SYSTEM)
+        rv_error_remedy(err,
+                        "see that /dev/nvidia-uvm is there and may be opened: `nvidia-modprobe -u -c 0` as root makes "
+                        "it, and a container must be given it; the kernel's log may say more");
+}
+
 static int start_driver(struct rv_cuda *cuda, struct rv_error *err)
 {
     const char *call = "cuInit";
@@ -154,8 +170,7 @@ static int start_driver(struct rv_cuda *cuda, struct rv_error *err)
     }
     if (result != CUDA_SUCCESS) {
         rv_cuda_failed(cuda, result, call, err);
-        if (result == CUDA_ERROR_NO_DEVICE)
-            rv_cuda_remedy_of_visible(err);
+        judge_start(result, err);
         return -ENODEV;
     }
     cuda->count = (uint32_t)count < RV_DEVICES_MAX ? (uint32_t)count : RV_DEVICES_MAX;

@@ -35,7 +35,8 @@ struct rv_cuda_copier; /* pinned buffers and a stream */
 /*
  * Opens libcuda.so.1 and calls cuInit. -ENOENT = there is no driver library; -ENOSYS = it lacks functions (their names
  * are in err; a driver before 12.0 has no cuGetProcAddress_v2); -ENODEV = cuInit found no device or does not work
- * (err has its error); -EOPNOTSUPP = built without CUDA.
+ * (err has its error, which is never DEVICE_LOST, and rv_cuda_last_error says NOT_INITIALIZED for what would be sticky in
+ * a context); -EOPNOTSUPP = built without CUDA.
  *
  * The driver sees what CUDA_VISIBLE_DEVICES of this process names, in that order, up to its first wrong word; without
  * it, all devices, the fastest first. So an ordinal means nothing to another process: a uuid does. Signals are blocked
@@ -94,7 +95,8 @@ uint32_t rv_cuda_device_ordinal(const struct rv_cuda_device *device);
  * under way in the context, so a fault that the device has not met yet is not seen. */
 int rv_cuda_device_check(struct rv_cuda_device *device, struct rv_error *err);
 
-/* The last CUresult that a function of this thread failed with; 0 = none. For DeviceEvent. */
+/* The last CUresult that a function of this thread failed with; 0 = none. For DeviceEvent: its receiver takes a sticky
+ * error for a broken device. */
 int rv_cuda_last_error(void);
 
 /* ---- arenas ----------------------------------------------------------------------------------------------------- */

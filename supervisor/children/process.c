@@ -334,6 +334,7 @@ static void report_fill(const struct rv_child *child, int code, int status, stru
                        seconds, report->oom ? ", most likely by the kernel for want of memory" : "");
     else
         (void)snprintf(report->text, sizeof(report->text), "exited with code %d after %.1f s", status, seconds);
+    (void)rv_text_mend(report->text); /* a reason to kill it that was cut */
 }
 
 /* Takes it off the list of those alive; NULL = it is not on it. */

@@ -199,6 +199,8 @@ static void on_exit_worker(struct rv_supervisor *s, struct rv_child *child, cons
                    w->record->state == RV_WORKER_STARTING ? ", before it was ready" : "",
                    w->record->job[0] ? ", in job " : "", w->record->job, *words ? ": " : "", LAST_WORDS_MAX, words);
     (void)snprintf(cause, sizeof(cause), "%s%s%.*s", report->text, *words ? ": " : "", LAST_WORDS_MAX, words);
+    (void)rv_text_mend(w->record->last_exit);
+    (void)rv_text_mend(cause);
     rv_log(as_asked ? RV_LOG_INFO : RV_LOG_WARNING, "worker %s %s; %s", w->record->id, w->record->last_exit, v.next);
     rv_router_worker_gone(s, w->record->id, child->process->incarnation, w->lost_code, cause, v.next);
     w->lost_code = 0;
@@ -227,6 +229,7 @@ static void spawn_failed(struct rv_worker *w, const struct rv_error *err)
     /* No descriptors, no processes, no memory: none of it is the worker's fault, so it does not count as a death. */
     (void)snprintf(w->record->last_exit, sizeof(w->record->last_exit), "not started: %.*s", RV_EXIT_TEXT_MAX,
                    err->message);
+    (void)rv_text_mend(w->record->last_exit);
     rv_log_error("worker %s %s; tried again in 1 s", w->record->id, w->record->last_exit);
     set_state(w, RV_WORKER_BACKOFF);
     arm(w, SPAWN_RETRY_US);

@@ -32,6 +32,7 @@ static json_t *test_json(const Resvisor__V1__DeviceTest *test)
     rv_json_set_text(root, "detail", test->detail);
     rv_json_set_integer(root, "bytes_per_second", test->bytes_per_second);
     rv_json_set_integer(root, "duration_us", test->duration_us);
+    (void)json_object_set_new(root, "no_memory", json_boolean(test->no_memory));
     return root;
 }
 

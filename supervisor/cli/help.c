@@ -101,6 +101,8 @@ static void print_models_or_types(const char *runtime_dir, struct rv_client *cli
         for (size_t i = 0; i < (models ? status->n_models : status->n_types); i++) {
             const char *name = models ? status->models[i]->name : status->types[i]->name;
 
+            if (models && i && strcmp(status->models[i - 1]->name, name) == 0)
+                continue; /* the same one on another device */
             puts(rv_escape(safe, sizeof(safe), name, strlen(name)));
         }
     }

@@ -97,6 +97,7 @@ static int died(struct rv_actor *actor, uint32_t step, struct rv_error *err)
     else
         rv_error_set(err, ECHILD, ERROR(DEVICE), "its process went away while %s", rv_step_name(step));
     rv_actor_kill(actor);
+    actor->signal = known && info.si_code != CLD_EXITED ? info.si_status : 0;
     return -ECHILD;
 }
 

@@ -16,6 +16,7 @@ struct rv_actor {
     int pidfd, socket;
     bool opening; /* the answer to RV_STEP_OPEN is still to come */
     uint64_t answer_us;
+    int signal; /* that it died of while it was asked for something; 0 = none */
 };
 #define RV_ACTOR_INIT             \
     {                             \

@@ -58,6 +58,7 @@ static void tell_row(void *context, const struct rv_cuda_info *device, const str
     test.result = (char *)row->result;
     test.detail = (char *)row->detail;
     test.bytes_per_second = row->bytes_per_second;
+    test.no_memory = row->no_memory;
     test.duration_us = row->duration_us;
     body.uuid = (ProtobufCBinaryData){RV_DEVICE_UUID_SIZE, (uint8_t *)device->uuid};
     body.n_tests = 1;

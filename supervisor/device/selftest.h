@@ -24,6 +24,7 @@ struct rv_row {
     const char *result; /* "ok", "failed", "skipped" */
     char detail[RV_ROW_DETAIL_MAX];
     uint64_t bytes_per_second, duration_us;
+    bool no_memory; /* it failed for want of memory on the device */
 };
 
 typedef void rv_row_function(void *context, const struct rv_cuda_info *device, const struct rv_row *row);

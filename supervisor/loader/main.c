@@ -205,6 +205,7 @@ int main(void)
     int r = -EPROTO;
 
     rv_child_set_up();
+    rv_child_no_new_privileges();
     if (l.socket < 0) {
         (void)fprintf(stderr, "resvisor-loader is started by resvisor, not by hand\n");
         return 2;

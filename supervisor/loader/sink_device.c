@@ -2,8 +2,8 @@
  * Filling an arena on a device, through its driver.
  *
  * The driver and the context take a tenth of a second or more to come up: a thread of its own does that while the
- * file's header is read. The programs that setuid helpers of the driver would start (nvidia-modprobe) cannot gain
- * privileges here; resvisor-device has opened the devices before any load, so their nodes are there.
+ * file's header is read. The driver's setuid program (nvidia-modprobe) cannot gain privileges here; resvisor-device has
+ * opened the devices before any load, and may use it, so the nodes in /dev are there.
  */
 #include <errno.h>
 #include <pthread.h>

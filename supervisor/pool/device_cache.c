@@ -9,6 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "device_choice.h"
+
 #define FORMAT "resvisor-devices 1 " RV_VERSION
 #define LINE_MAX_BYTES 1024u
 
@@ -286,7 +288,7 @@ static void make_folders(const char *path)
 
 int rv_device_cache_write(const char *path, const char *driver, const struct rv_device_record *devices, uint32_t count)
 {
-    char next[RV_PATH_MAX + 16];
+    char next[RV_PATH_MAX + 16], why[160];
     FILE *f = NULL;
     int r = 0, fd;
 
@@ -303,9 +305,14 @@ int rv_device_cache_write(const char *path, const char *driver, const struct rv_
         goto out;
     }
     (void)fprintf(f, FORMAT "\ndriver %s\n", driver);
-    for (uint32_t i = 0; i < count; i++)
-        if (devices[i].state == RV_DEVICE_READY && strcmp(devices[i].driver, driver) == 0)
-            write_device(f, &devices[i]);
+    for (uint32_t i = 0; i < count; i++) {
+        const struct rv_device_record *d = &devices[i];
+
+        /* One that was tested in use may have failed for want of memory: the next start shall test it. */
+        if (d->state == RV_DEVICE_READY && strcmp(d->driver, driver) == 0 &&
+            rv_device_backend_works(d, d->backend, "", why, sizeof(why)))
+            write_device(f, d);
+    }
     (void)fprintf(f, "end\n");
     if (ferror(f))
         r = -EIO;

@@ -81,6 +81,27 @@ bool rv_device_backend_works(const struct rv_device_record *device, uint32_t bac
     return true;
 }
 
+bool rv_device_answers(const struct rv_device_record *device, uint32_t backend, const char *missing, char *why,
+                       size_t size)
+{
+    static const char *const names[] = {"create", "copy", "import", "compare"};
+
+    for (unsigned i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        const struct rv_device_test *row = row_of(device, backend, names[i]);
+
+        if (is(row, "ok"))
+            continue;
+        if (row && row->no_memory)
+            return true; /* the driver said so, and so it answers */
+        if (row)
+            (void)snprintf(why, size, "%s %s: %.120s", row->name, row->result, row->detail);
+        else
+            (void)snprintf(why, size, "%s was not tested: %.100s", names[i], missing);
+        return false;
+    }
+    return true;
+}
+
 static uint64_t speed_of(const struct rv_device_record *device, uint32_t backend)
 {
     const struct rv_device_test *row = row_of(device, backend, "read-bandwidth"); /* what computing needs */
@@ -190,4 +211,5 @@ void rv_device_choose(struct rv_device_record *device, uint32_t wish, const char
         choose_wish(device, wish, missing);
     else
         choose_best(device, missing);
+    (void)rv_text_mend(device->reason); /* details of tests are cut for it */
 }

@@ -18,4 +18,11 @@ void rv_device_choose(struct rv_device_record *device, uint32_t wish, const char
 bool rv_device_backend_works(const struct rv_device_record *device, uint32_t backend, const char *missing, char *why,
                              size_t size);
 
+/*
+ * The same question of a device that is in use: does it still do what it must? Others take and give back memory while
+ * it is tested, so only the rows count that show that it answers, and want of memory is none of its faults.
+ */
+bool rv_device_answers(const struct rv_device_record *device, uint32_t backend, const char *missing, char *why,
+                       size_t size);
+
 #endif

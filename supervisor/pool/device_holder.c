@@ -21,6 +21,7 @@
 #define ARENAS_MAX 4096u        /* that one holder keeps */
 #define ANSWER_US (60 * RV_SEC) /* to an allocation: to start, to make a context, to allocate */
 #define SLACK (2ull << 20)      /* rounding up */
+#define IDLE_US (30 * RV_SEC)   /* with nothing to keep; its context takes hundreds of MiB of the device */
 #define DEATHS_MAX 5u           /* within DEATH_WINDOW_US: the device is not used any more */
 #define DEATH_WINDOW_US (300 * RV_SEC)
 #define STABLE_US (60 * RV_SEC)
@@ -39,6 +40,7 @@ struct rv_holder {
     struct rv_supervisor *supervisor;
     int device;
     bool ready; /* it has its work */
+    bool idle;  /* it is being ended, since it has nothing to keep */
     TAILQ_HEAD(, pending) pending;
     uint32_t pending_count;
     uint64_t next_id;
@@ -78,15 +80,23 @@ static struct pending *pending_by_id(struct rv_holder *h, uint64_t id)
     return NULL;
 }
 
+static struct pending *first_pending(const struct rv_holder *h, bool only_sent)
+{
+    struct pending *p;
+
+    TAILQ_FOREACH (p, &h->pending, link)
+        if (p->sent || !only_sent)
+            return p;
+    return NULL;
+}
+
+/* Who is told may take others off the list. */
 static void fail_pending(struct rv_holder *h, bool only_sent, const struct rv_error *err)
 {
-    struct pending *p, *next;
+    struct pending *p;
 
-    for (p = TAILQ_FIRST(&h->pending); p; p = next) {
-        next = TAILQ_NEXT(p, link);
-        if (p->sent || !only_sent)
-            pending_end(h, p, NULL, err);
-    }
+    while ((p = first_pending(h, only_sent)))
+        pending_end(h, p, NULL, err);
 }
 
 /* ---- what it is told --------------------------------------------------------------------------------------------- */
@@ -116,17 +126,17 @@ static void send_free(struct rv_holder *h, uint64_t allocation)
     rv_device_send(&h->child, &frame);
 }
 
-/* While it starts or answers: until the oldest question is overdue. */
+/* Until the oldest question is overdue; or, when there is nothing to ask and nothing to keep, until it ends. */
 static void watch_answers(struct rv_holder *h)
 {
     const struct pending *oldest = TAILQ_FIRST(&h->pending);
     uint64_t since = oldest ? rv_now_us() - oldest->asked_us : 0;
-    struct timeval tv = rv_timeval(since < ANSWER_US ? ANSWER_US - since : 1);
+    struct timeval tv = rv_timeval(!oldest ? IDLE_US : since < ANSWER_US ? ANSWER_US - since : 1);
 
     if (h->child.process->pid <= 0)
         return;
     (void)event_del(h->timer);
-    if (oldest)
+    if (oldest || h->arena_count == 0)
         (void)event_add(h->timer, &tv);
 }
 
@@ -190,6 +200,13 @@ static void on_exit_holder(struct rv_supervisor *s, struct rv_child *child, cons
     (void)event_del(h->timer);
     (void)event_del(h->end_timer);
     h->ready = false;
+    if (h->idle && !s->stopping) {
+        h->idle = false;
+        rv_log_debug("the holder of %s has ended: it had nothing to keep", record_of(h)->name);
+        if (!TAILQ_EMPTY(&h->pending))
+            start(h);
+        return;
+    }
     rv_error_set(&err, EIO, s->stopping ? ERROR(SHUTTING_DOWN) : ERROR(DEVICE), "the holder of %s ended: %s",
                  record_of(h)->name, report->text);
     fail_pending(h, !s->stopping, &err);
@@ -197,7 +214,7 @@ static void on_exit_holder(struct rv_supervisor *s, struct rv_child *child, cons
         return;
     rv_log_warning("the holder of %s %s; what it kept is gone: %u arenas", record_of(h)->name, report->text,
                    h->arena_count);
-    if (record_of(h)->state == RV_DEVICE_READY)
+    if (record_of(h)->state != RV_DEVICE_LOST) /* else that was done when it was lost */
         memory_is_gone(h, report->text);
     go_on(h, report, report->text);
 }
@@ -211,7 +228,7 @@ static void start(struct rv_holder *h)
     char name[48];
 
     (void)snprintf(name, sizeof(name), "the holder of %s", d->name);
-    h->ready = false;
+    h->ready = h->idle = false;
     h->arena_count = 0;
     if (rv_device_spawn(h->supervisor, &h->child, name, &err) < 0) {
         fail_pending(h, false, &err);
@@ -228,9 +245,10 @@ static void on_timer(int fd, short what, void *context)
 
     (void)fd;
     (void)what;
-    if (h->child.process->pid > 0)
-        rv_child_kill(&h->child, "it did not answer in time");
-    else if (!h->supervisor->stopping && record_of(h)->state == RV_DEVICE_READY)
+    if (h->child.process->pid > 0) {
+        h->idle = TAILQ_EMPTY(&h->pending);
+        rv_child_kill(&h->child, h->idle ? "it has nothing to keep" : "it did not answer in time");
+    } else if (!h->supervisor->stopping && record_of(h)->state == RV_DEVICE_READY)
         start(h);
 }
 
@@ -347,6 +365,8 @@ bool rv_holder_on_frame(struct rv_supervisor *s, int device, const Rv__Frame *fr
         return true;
     case RV__FRAME__BODY_DEVICE_EVENT:
         rv_device_on_event(s, h->child.session, frame->device_event);
+        if (record_of(h)->state == RV_DEVICE_READY) /* it says so when its context is of no use any more */
+            rv_child_kill(&h->child, "its context on the device failed");
         return true;
     default:
         return false;
@@ -364,6 +384,9 @@ int rv_holder_allocate(struct rv_supervisor *s, int device, uint64_t size, rv_ho
     if (device < 0 || (uint32_t)device >= s->state.device_count || !context ||
         s->state.devices[device].backend != RV_BACKEND_CUDA_IPC)
         return rv_error_set(err, ENODEV, ERROR(NO_SUCH_DEVICE), "no device of that number has backend cuda-ipc");
+    if (s->state.devices[device].state != RV_DEVICE_READY)
+        return rv_error_set(err, EIO, ERROR(DEVICE), "%s cannot be used: %.400s", s->state.devices[device].name,
+                            s->state.devices[device].reason);
     h = &s->devices->holders[device];
     if (s->stopping)
         return rv_error_set(err, EBUSY, ERROR(SHUTTING_DOWN), "resvisor is stopping");
@@ -377,7 +400,7 @@ int rv_holder_allocate(struct rv_supervisor *s, int device, uint64_t size, rv_ho
     p->asked_us = rv_now_us();
     TAILQ_INSERT_TAIL(&h->pending, p, link);
     h->pending_count++;
-    if (h->ready && h->child.session)
+    if (h->ready && h->child.session && !h->idle)
         send_allocate(h, p);
     else if (h->child.process->pid <= 0 && !event_pending(h->timer, EV_TIMEOUT, NULL)) {
         static const struct timeval at_once = {0, 0};
@@ -407,10 +430,18 @@ void rv_holder_forget(struct rv_supervisor *s, void *context)
     }
 }
 
+/* Then nothing is freed any more: its memory goes with it, and it goes when nobody has that open. */
 static void end_if_stopping(struct rv_holder *h)
 {
-    if (h->supervisor->stopping && h->arena_count == 0)
+    if (h->supervisor->stopping && h->arena_count == 0 && !rv_pool_device_is_held(h->supervisor, h->device))
         rv_child_kill(&h->child, "resvisor is stopping");
+}
+
+void rv_holder_let_go(struct rv_supervisor *s, int device)
+{
+    if (s->stopping && s->devices && device >= 0 &&
+        event_pending(s->devices->holders[device].end_timer, EV_TIMEOUT, NULL))
+        end_if_stopping(&s->devices->holders[device]);
 }
 
 void rv_holder_free(struct rv_supervisor *s, int device, uint64_t holder, uint64_t allocation)
@@ -426,9 +457,12 @@ void rv_holder_free(struct rv_supervisor *s, int device, uint64_t holder, uint64
         if (h->arenas[i] != allocation)
             continue;
         h->arenas[i] = h->arenas[--h->arena_count];
-        send_free(h, allocation);
+        if (!s->stopping)
+            send_free(h, allocation);
         break;
     }
+    if (!s->stopping)
+        watch_answers(h);
     end_if_stopping(h);
 }
 
@@ -511,6 +545,7 @@ void rv_holders_stop(struct rv_supervisor *s, bool now)
             rv_child_kill(&h->child, "resvisor stops at once");
         } else if (!event_pending(h->end_timer, EV_TIMEOUT, NULL)) {
             (void)event_add(h->end_timer, &tv);
+            (void)event_del(h->timer);
             rv_pool_device_gone(s, (int)i, &err); /* clients are told, and let go of it */
             end_if_stopping(h);
         }

@@ -12,6 +12,7 @@
 #include "control/control.h"
 #include "devices_private.h"
 #include "log.h"
+#include "pool.h"
 #include "supervisor.h"
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
@@ -75,12 +76,24 @@ static const int fatal_errors[] = {
     999, /* UNKNOWN */
 };
 
-bool rv_device_error_is_fatal(int error)
+/* Not even worth a test. */
+static const int harmless_errors[] = {
+    1,   /* INVALID_VALUE */
+    2,   /* OUT_OF_MEMORY */
+    801, /* NOT_SUPPORTED */
+};
+
+static bool is_among(int error, const int *errors, size_t count)
 {
-    for (unsigned i = 0; i < sizeof(fatal_errors) / sizeof(fatal_errors[0]); i++)
-        if (fatal_errors[i] == error)
+    for (size_t i = 0; i < count; i++)
+        if (errors[i] == error)
             return true;
     return false;
+}
+
+bool rv_device_error_is_fatal(int error)
+{
+    return is_among(error, fatal_errors, sizeof(fatal_errors) / sizeof(fatal_errors[0]));
 }
 
 /* ---- lost -------------------------------------------------------------------------------------------------------- */
@@ -90,10 +103,12 @@ void rv_device_lose(struct rv_supervisor *s, int device, const char *reason)
     struct rv_device_record *d = &s->state.devices[device];
     struct rv_error err = {0};
 
+    s->devices->extras[device].lost_us = rv_now_us();
     if (d->state == RV_DEVICE_LOST)
         return;
     if (reason != d->reason)
         (void)snprintf(d->reason, sizeof(d->reason), "%s", reason);
+    (void)rv_text_mend(d->reason);
     rv_log_error("%s (%s) is LOST: %s; its models and the workers that use it go, the others stay; `resvisor devices "
                  "--test %s` tests it again",
                  d->name, d->product, d->reason, d->name);
@@ -169,10 +184,17 @@ static void on_xid(struct rv_supervisor *s, int device, uint32_t number)
     }
 }
 
+/* Has it a context of our own making there? Of other devices it knows nothing. */
+static bool has_the_word(const struct rv_supervisor *s, const struct rv_session *session, int device)
+{
+    if (session->role == RV__ROLE__ROLE_LOADER)
+        return rv_load_device(session->child) == device;
+    return session->role == RV__ROLE__ROLE_DEVICE && rv_holder_of_child(s, session->child) == device;
+}
+
 void rv_device_on_event(struct rv_supervisor *s, struct rv_session *session, const Rv__DeviceEvent *event)
 {
     int device = rv_devices_by_bytes(s, &event->uuid);
-    bool ours = session->role == RV__ROLE__ROLE_LOADER || session->role == RV__ROLE__ROLE_DEVICE;
     char what[96], reason[256];
 
     if (device < 0)
@@ -183,9 +205,9 @@ void rv_device_on_event(struct rv_supervisor *s, struct rv_session *session, con
     }
     (void)snprintf(reason, sizeof(reason), "%.100s met error %d in %s", rv_session_describe(session), event->error,
                    rv_escape(what, sizeof(what), event->what, strlen(event->what)));
-    if (ours && rv_device_error_is_fatal(event->error))
+    if (has_the_word(s, session, device) && rv_device_error_is_fatal(event->error))
         rv_device_lose(s, device, reason);
-    else
+    else if (!is_among(event->error, harmless_errors, sizeof(harmless_errors) / sizeof(harmless_errors[0])))
         rv_device_suspect(s, device, reason);
 }
 

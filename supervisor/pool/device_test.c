@@ -23,6 +23,7 @@
 #define LONGEST_TIMES 10u /* cuda.test_timeout: in all, however much it says */
 #define WAITS_MAX 16u
 #define LAST_WORDS_MAX 128u
+#define WHY_MAX 160
 #define CACHE_NAME "devices"
 
 struct search_wait {
@@ -189,6 +190,7 @@ static void take_facts(struct rv_device_record *to, const struct rv_device_recor
     to->state = old.state;
     to->backend = old.backend;
     memcpy(to->reason, old.reason, sizeof(to->reason));
+    to->budget_bytes = old.budget_bytes;
     to->seen_us = old.seen_us;
     to->used_bytes = old.used_bytes;
     to->free_bytes = old.free_bytes;
@@ -196,32 +198,32 @@ static void take_facts(struct rv_device_record *to, const struct rv_device_recor
     to->holder = old.holder;
 }
 
-static void judge(struct rv_supervisor *s, struct rv_device_record *d, const char *missing)
+/* It is in use, and somebody suspects it: what lies there must stay usable. */
+static void judge_in_use(struct rv_supervisor *s, struct rv_device_record *d, const char *missing)
 {
     int number = (int)(d - s->state.devices);
-    struct rv_device_extra *extra = &s->devices->extras[number];
-    bool in_use = extra->suspected && d->state == RV_DEVICE_READY;
-    enum rv_device_state before = d->state;
-    uint32_t backend = d->backend, wish = rv_device_configured(s, d, &d->budget_bytes);
-    char reason[sizeof(d->reason)];
+    char why[WHY_MAX], reason[sizeof(d->reason)];
 
-    rv_device_choose(d, in_use ? backend : wish, missing); /* what lies there already must stay usable */
-    if (in_use && d->state != RV_DEVICE_READY) {
-        (void)snprintf(reason, sizeof(reason), "%.200s; the self-test after that: %.250s", extra->suspicion, d->reason);
-        d->state = RV_DEVICE_READY;
-        d->backend = backend;
-        rv_device_lose(s, number, reason);
-    } else if (in_use) {
+    if (rv_device_answers(d, d->backend, missing, why, sizeof(why))) {
         rv_log_info("%s has passed its self-test: it stays in use", d->name);
-    } else {
-        if (before == RV_DEVICE_LOST && d->state != RV_DEVICE_READY)
-            d->state = RV_DEVICE_LOST; /* still */
-        rv_log(d->state == RV_DEVICE_READY ? RV_LOG_INFO : RV_LOG_WARNING, "%s (%s) is %s: %s", d->name, d->product,
-               rv_device_state_name(d->state), d->reason);
+        return;
     }
-    extra->suspected = false;
-    if (d->state == RV_DEVICE_READY && before != RV_DEVICE_READY)
-        rv_workers_device_back(s, number);
+    (void)snprintf(reason, sizeof(reason), "%.200s; the self-test after that: %s", s->devices->extras[number].suspicion,
+                   why);
+    rv_device_lose(s, number, reason);
+}
+
+static void judge(struct rv_supervisor *s, struct rv_device_record *d, const char *missing)
+{
+    enum rv_device_state before = d->state;
+
+    rv_device_choose(d, rv_device_configured(s, d, &d->budget_bytes), missing);
+    if (before == RV_DEVICE_LOST && d->state != RV_DEVICE_READY)
+        d->state = RV_DEVICE_LOST; /* still */
+    rv_log(d->state == RV_DEVICE_READY ? RV_LOG_INFO : RV_LOG_WARNING, "%s (%s) is %s: %s", d->name, d->product,
+           rv_device_state_name(d->state), d->reason);
+    if (d->state == RV_DEVICE_READY)
+        rv_workers_device_back(s, (int)(d - s->state.devices));
 }
 
 /* A device that was to be tested and was not found. */
@@ -241,6 +243,7 @@ static void judge_missing(struct rv_supervisor *s, int number)
         if (d->state == RV_DEVICE_TESTING) /* nothing of ours is there */
             d->state = search->failure[0] ? RV_DEVICE_UNUSABLE : RV_DEVICE_LOST;
         (void)snprintf(d->reason, sizeof(d->reason), "%s", why);
+        (void)rv_text_mend(d->reason);
         d->backend = RV_BACKEND_NONE;
         rv_log_warning("%s is %s: %s", d->name, rv_device_state_name(d->state), d->reason);
     }
@@ -264,7 +267,13 @@ static void take_result(struct rv_supervisor *s)
             continue;
         seen[d - s->state.devices] = true;
         take_facts(d, &search->found[i]);
-        judge(s, d, missing);
+        if (d->state == RV_DEVICE_LOST && s->devices->extras[d - s->state.devices].lost_us >= search->started_us)
+            rv_log_warning("%s stays LOST: it was lost while it was tested", d->name);
+        else if (d->state == RV_DEVICE_READY)
+            judge_in_use(s, d, missing);
+        else
+            judge(s, d, missing);
+        s->devices->extras[d - s->state.devices].suspected = false;
     }
     for (uint32_t i = 0; i < known; i++)
         if (!seen[i] && (search->only < 0 || search->only == (int)i))
@@ -275,6 +284,7 @@ static void take_result(struct rv_supervisor *s)
                        search->failure[0]  ? search->failure
                        : search->reason[0] ? search->reason
                                            : "the driver lists none");
+    (void)rv_text_mend(s->state.devices_reason);
 }
 
 /* Was a device left out for the sake of an earlier result that then did not fit? */
@@ -287,6 +297,15 @@ static bool must_repeat(const struct rv_device_search *search)
             return true;
     }
     return false;
+}
+
+/* Who configured a device wants to know that it is not there. */
+static void warn_of_absent(const struct rv_supervisor *s)
+{
+    for (uint32_t i = 0; i < s->config->device_count; i++)
+        if (rv_devices_by_name(s, s->config->devices[i].name) < 0)
+            rv_log_warning("devices.%s is configured, and there is no such device%s%s", s->config->devices[i].name,
+                           s->state.device_count ? "" : ": ", s->state.devices_reason);
 }
 
 static void finish(struct rv_supervisor *s)
@@ -307,6 +326,8 @@ static void finish(struct rv_supervisor *s)
         s->state.devices_known = true;
         if (first && s->state.device_count == 0)
             rv_log_info("no devices: %s", s->state.devices_reason);
+        if (first)
+            warn_of_absent(s);
         rv_pool_devices_known(s);
         rv_device_watch_start(s);
     }
@@ -480,6 +501,8 @@ static const char *on_found(struct rv_supervisor *s, const Rv__DeviceFound *mess
         return "named a device without uuid, or too many";
     if (found_of(search, &message->uuid))
         return "named a device twice";
+    if (search->only >= 0 && memcmp(message->uuid.data, s->state.devices[search->only].uuid, RV_DEVICE_UUID_SIZE) != 0)
+        return "named a device that it was not asked for";
     if ((message->granularity & (message->granularity - 1)) || m->n_attributes > RV_DEVICE_ATTRIBUTES_MAX)
         return "said something impossible of a device";
     *d = (struct rv_device_record){.unified = m->unified,
@@ -509,8 +532,10 @@ static const char *add_test(struct rv_device_record *d, const Resvisor__V1__Devi
     if (d->test_count >= RV_DEVICE_TESTS_MAX || !backend || strlen(m->name) >= sizeof(test->name) ||
         strlen(m->result) >= sizeof(test->result))
         return "reported a test that there is not";
-    *test = (struct rv_device_test){
-        .backend = backend->id, .bytes_per_second = m->bytes_per_second, .duration_us = m->duration_us};
+    *test = (struct rv_device_test){.backend = backend->id,
+                                    .bytes_per_second = m->bytes_per_second,
+                                    .duration_us = m->duration_us,
+                                    .no_memory = m->no_memory};
     copy_text(test->name, sizeof(test->name), m->name);
     copy_text(test->result, sizeof(test->result), m->result);
     copy_text(test->detail, sizeof(test->detail), m->detail);

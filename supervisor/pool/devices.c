@@ -13,6 +13,7 @@
 #include "devices_private.h"
 #include "log.h"
 #include "paths.h"
+#include "pool.h"
 #include "supervisor.h"
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
@@ -213,8 +214,9 @@ uint64_t rv_devices_allocatable(const struct rv_supervisor *s, int device, const
     d = &s->state.devices[device];
     held = rv_pool_device_bytes(s, device, &promised);
     budget = d->budget_bytes ? left_of(d->budget_bytes, held + promised) : UINT64_MAX;
+    /* Not less what is promised: a loader allocates all of its arena at once, so it is in these numbers a moment later.
+     * In that moment two loads may both be let in; then the driver refuses one of them. */
     room = free_on(s, d, &source);
-    room = room == UINT64_MAX ? room : left_of(room, promised);
     if (room < budget)
         *ret_source = d->unified ? "MemAvailable - cuda.reserve" : "what NVML says is free";
     else if (budget != UINT64_MAX)
@@ -249,7 +251,7 @@ bool rv_device_in_use(const struct rv_supervisor *s, int device)
 {
     uint64_t promised = 0, held = rv_pool_device_bytes(s, device, &promised);
 
-    return held + promised > 0;
+    return held + promised > 0 || rv_load_is_at(s, device);
 }
 
 /* ---- messages --------------------------------------------------------------------------------------------------- */
@@ -296,6 +298,7 @@ static void fill_details(const struct rv_supervisor *s, uint32_t i, struct row *
         row->tests[k].detail = (char *)d->tests[k].detail;
         row->tests[k].bytes_per_second = d->tests[k].bytes_per_second;
         row->tests[k].duration_us = d->tests[k].duration_us;
+        row->tests[k].no_memory = d->tests[k].no_memory;
         row->test_pointers[k] = &row->tests[k];
     }
     for (uint32_t k = 0; k < d->attribute_count; k++) {
@@ -386,7 +389,7 @@ void rv_device_send_list(struct rv_session *session, uint64_t id, int only)
         list.devices += only;
         list.n_devices = 1;
     }
-    list.reason = s->state.devices_known ? s->state.devices_reason : (char *)"they are being searched for";
+    list.reason = s->state.devices_reason;
     frame.id = id;
     frame.body_case = RV__FRAME__BODY_DEVICE_LIST;
     frame.device_list = &list;
@@ -420,7 +423,9 @@ void rv_device_request(struct rv_session *session, uint64_t id, const Resvisor__
     struct rv_error err = {0};
     int r = 0;
 
-    if (request->device[0] && device < 0)
+    if (request->device[0] && device < 0 && !s->state.devices_known)
+        r = rv_error_set(&err, EAGAIN, ERROR(NOT_READY), "the devices are being searched for");
+    else if (request->device[0] && device < 0)
         r = no_such_device(s, request->device, &err);
     else if (request->action == RESVISOR__V1__DEVICE_ACTION__DEVICE_TEST)
         r = check_test(s, device, &err);
@@ -513,6 +518,7 @@ void rv_devices_fini(struct rv_supervisor *s)
 
 void rv_devices_start(struct rv_supervisor *s)
 {
+    (void)snprintf(s->state.devices_reason, sizeof(s->state.devices_reason), "they are being searched for");
     if (strcmp(s->config->cuda, "off") != 0) {
         rv_device_search_start(s, -1);
         return;

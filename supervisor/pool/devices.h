@@ -67,6 +67,9 @@ void rv_pool_devices_known(struct rv_supervisor *s);
  * (LeaseRevoke) and their sessions cut off after cuda.revoke_timeout; workers are ended by rv_workers_device_lost. */
 void rv_pool_device_gone(struct rv_supervisor *s, int device, const struct rv_error *err);
 
+/* pool: does a client still have a lease that was taken away there? */
+bool rv_pool_device_is_held(struct rv_supervisor *s, int device);
+
 /* children/worker.c: workers that use the device: their jobs fail with *err, their processes end, and no new ones come
  * until it is back. */
 void rv_workers_device_lost(struct rv_supervisor *s, int device, const struct rv_error *err);
@@ -88,6 +91,8 @@ void rv_holder_forget(struct rv_supervisor *s, void *context);
 
 /* No importer has it open any more. An arena of an earlier holder is gone already: nothing happens. */
 void rv_holder_free(struct rv_supervisor *s, int device, uint64_t holder, uint64_t allocation);
+/* A client has let go of what it was told to give back. */
+void rv_holder_let_go(struct rv_supervisor *s, int device);
 
 /* ---- from the children and clients ---- */
 

@@ -23,6 +23,7 @@ struct rv_device_extra {
     struct rv_device_process processes[RV_DEVICE_PROCESSES_MAX]; /* by NVML */
     uint32_t process_count;
     uint64_t retested_us; /* when it was last tested for a suspicion; 0 = never */
+    uint64_t lost_us;     /* when somebody last said that it is gone; 0 = never */
     uint32_t xid;         /* the last one that was logged, */
     uint64_t xid_us;      /* and when */
     char suspicion[256];  /* who says that it failed, and what failed */

@@ -38,6 +38,8 @@ static void lease_end(struct rv_session *session, struct rv_lease *lease)
     if (lease->generation) {
         lease->generation->lease_count--;
         rv_generation_release_if_unused(session->supervisor, lease->generation);
+    } else {
+        rv_holder_let_go(session->supervisor, lease->device);
     }
     free(lease);
 }

@@ -803,6 +803,21 @@ uint64_t rv_load_admitted_bytes(const struct rv_supervisor *s, int device)
     return bytes;
 }
 
+bool rv_load_is_at(const struct rv_supervisor *s, int device)
+{
+    const struct rv_load *load;
+
+    TAILQ_FOREACH (load, &s->pool->loads, link)
+        if (load->device == device)
+            return true;
+    return false;
+}
+
+int rv_load_device(const struct rv_child *loader)
+{
+    return ((const struct rv_load *)loader)->device;
+}
+
 uint64_t rv_pool_device_bytes(const struct rv_supervisor *s, int device, uint64_t *ret_promised)
 {
     *ret_promised = rv_load_admitted_bytes(s, device);

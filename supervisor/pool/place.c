@@ -151,10 +151,31 @@ bool rv_pool_is_preloading(const struct rv_supervisor *s)
 
 /* ---- devices are known ------------------------------------------------------------------------------------------ */
 
+/* What is pinned was lost with its device, and is loaded again when that is back. */
+static void restore_pinned(struct rv_supervisor *s)
+{
+    struct rv_model *model;
+
+    TAILQ_FOREACH (model, &s->state.models, link) {
+        const struct rv_config_model as_pinned = {.name = model->name, .pin = true};
+        struct rv_error err = {0};
+
+        if (model->device == RV_HOST || !model->pinned || model->load || rv_model_current(model) ||
+            model->failure.code != RESVISOR__V1__ERROR_CODE__ERROR_DEVICE_LOST ||
+            s->state.devices[model->device].state != RV_DEVICE_READY)
+            continue;
+        if (preload_at(s, &as_pinned, model->device, &err) < 0)
+            rv_log_warning("%s is pinned, and cannot be loaded again on %s: %s", model->name,
+                           rv_place_name(&s->state, model->device), err.message);
+    }
+}
+
 void rv_pool_devices_known(struct rv_supervisor *s)
 {
     if (s->pool->preload_waits && !s->stopping)
         preload_all(s, true);
+    if (!s->stopping)
+        restore_pinned(s);
     rv_park_resume_all(s);
     rv_workers_next_turn(s); /* nothing may be left that is preloaded */
 }

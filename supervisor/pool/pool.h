@@ -106,8 +106,12 @@ uint64_t rv_load_admitted_bytes(const struct rv_supervisor *s, int device);
 void rv_load_progress_of(const struct rv_model *model, uint64_t *ret_done, uint64_t *ret_total);
 bool rv_load_session_waits(const struct rv_supervisor *s, const struct rv_session *session);
 
+/* Is there a load onto that device: queued, under way, or ended with its loader still there? */
+bool rv_load_is_at(const struct rv_supervisor *s, int device);
+
 /* From the loader. */
 struct rv_child;
+int rv_load_device(const struct rv_child *loader); /* that it fills; RV_HOST = none */
 void rv_load_on_hello(struct rv_supervisor *s, struct rv_child *child);
 void rv_load_on_plan(struct rv_supervisor *s, struct rv_child *child, const Rv__LoadPlan *plan);
 void rv_load_on_progress(struct rv_supervisor *s, struct rv_child *child, const Rv__LoadProgress *progress);

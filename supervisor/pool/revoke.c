@@ -44,6 +44,18 @@ static uint32_t take_leases(struct rv_supervisor *s, int device, const struct rv
     return taken;
 }
 
+bool rv_pool_device_is_held(struct rv_supervisor *s, int device)
+{
+    const struct rv_session *session;
+    const struct rv_lease *lease;
+
+    TAILQ_FOREACH (session, rv_control_sessions(s), link)
+        TAILQ_FOREACH (lease, &session->leases, link)
+            if (!session->child && !lease->generation && lease->device == device)
+                return true;
+    return false;
+}
+
 static void wait_for_clients(struct rv_supervisor *s, uint64_t delay_us)
 {
     struct timeval tv = rv_timeval(delay_us);
@@ -102,9 +114,9 @@ void rv_pool_device_gone(struct rv_supervisor *s, int device, const struct rv_er
         model->retry_at_us = rv_now_us(); /* whether the device can be used is for rv_devices_find to say */
     }
     if (count)
-        rv_log_warning("%s: %u model%s gone, %.1f MiB, %u lease%s taken away: %s", rv_place_name(&s->state, device),
-                       count, count == 1 ? " is" : "s are", (double)bytes / (1 << 20), leases, leases == 1 ? "" : "s",
-                       err->message);
+        rv_log(s->stopping ? RV_LOG_INFO : RV_LOG_WARNING, "%s: %u model%s gone, %.1f MiB, %u lease%s taken away: %s",
+               rv_place_name(&s->state, device), count, count == 1 ? " is" : "s are", (double)bytes / (1 << 20), leases,
+               leases == 1 ? "" : "s", err->message);
     if (leases)
         wait_for_clients(s, s->config->revoke_timeout_us);
 }

@@ -247,7 +247,7 @@ def test_a_load_that_ends_early_leaves_nothing_on_the_device(machine, kind, how)
     service = machine(kind, count=1)
     files(service, "m", mib=32)
     started(service)
-    service.devices.fault("cuMemcpyHtoDAsync", nth="1+", program="resvisor-loader", delay=100)
+    service.devices.fault("cuMemcpyHtoDAsync", nth="1+", program="resvisor-loader", delay=2000)
     with service.peer() as peer:
         peer.send(control_pb2.Frame(id=7, attach=control_pb2.Attach(model="m", device=FIRST)))
         procfs.wait_until(lambda: service.devices.allocated(0) >= 32 * MIB, WAIT_S, "the arena on the device")
@@ -417,6 +417,22 @@ def test_what_lay_on_a_lost_device_goes_and_its_clients_are_cut_off(machine, kin
                 assert [row(service, "m", device).leases for device in (HOST, SECOND)] == [1, 1]
                 assert not elsewhere.has_answer()
     procfs.wait_until(lambda: service.status().leases == 0, WAIT_S, "no lease")
+
+
+def test_what_is_pinned_comes_back_with_its_device(machine):
+    service = machine()
+    files(service, "pinned", "other")
+    started(service)
+    service.cli("pin", "pinned", "--device", FIRST)
+    service.cli("load", "other", "--device", FIRST)
+    service.devices.lose(0)
+    service.devices.xid(0, 79)
+    procfs.wait_until(lambda: row(service, "pinned", FIRST).state == "FAILED", WAIT_S, "the loss")
+    service.devices.find(0)
+    service.cli("devices", "--test", FIRST)
+    procfs.wait_until(lambda: row(service, "pinned", FIRST).state == "RESIDENT", WAIT_S, "the pinned model")
+    assert row(service, "other", FIRST).state == "FAILED", "nobody asked for it"
+    service.cli("load", "other", "--device", FIRST)
 
 
 # ---- what people see ------------------------------------------------------------------------------------------------

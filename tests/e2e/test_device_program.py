@@ -120,6 +120,20 @@ def test_each_kind_of_device(make_devices, kind, vmm, ipc, memfd, code):
     assert "MB/s" in rows.get((VMM, "bandwidth"), ("", "MB/s"))[1] or "GB/s" in rows[VMM, "bandwidth"][1]
 
 
+def test_a_write_that_the_processor_refuses_is_refused(make_devices):
+    """A driver may copy between addresses of the host by the processor: then a page that is read-only is SIGSEGV."""
+    code, rows = self_test(make_devices("unified-plain", keys={"processor": "1"}))
+    assert (code, outcome(rows, MEMFD)) == (0, MEMFD_ROWS)
+    assert rows[MEMFD, "read-only"][1].count("killed by signal 11 (SIGSEGV)") == 2
+
+
+def test_with_mps_nothing_is_written_that_ends_other_programs(make_devices):
+    gpus = make_devices("discrete", keys={"attr.133": "1"})
+    code, rows = self_test(gpus)
+    assert (code, outcome(rows, VMM)) == (0, {**ALL_OK, "read-only": "skipped"})
+    assert "MPS" in rows[VMM, "read-only"][1]
+
+
 def test_the_reason_why_a_backend_is_not_there(make_devices):
     _, rows = self_test(make_devices("bare"))
     assert "attribute 102" in rows[VMM, "create"][1]
@@ -129,6 +143,15 @@ def test_the_reason_why_a_backend_is_not_there(make_devices):
     assert "attribute 103" in rows[VMM, "create"][1]
     _, rows = self_test(make_devices("wsl"))
     assert rows[VMM, "create"][1].startswith("cuMemCreate: 801 CUDA_ERROR_NOT_SUPPORTED")
+
+
+@pytest.mark.parametrize("function", ["cuMemCreate", "cuMemExportToShareableHandle", "cuMemSetAccess", "cuIpcOpenMemHandle"])
+def test_a_function_that_the_driver_lacks_is_the_reason(make_devices, function):
+    """Not an attribute of the device, which may well say yes."""
+    backend = IPC if "Ipc" in function else VMM
+    _, rows = self_test(make_devices(more=[f"missing {function}"]))
+    assert rows[backend, "create"] == ("failed", f"{backend}: the CUDA driver lacks {function}")
+    assert rows[VMM if backend == IPC else IPC, "compare"][0] == "ok"
 
 
 # kind, backend, row, the fault, the start of the row's text
@@ -263,7 +286,7 @@ def test_one_device_by_name(make_devices):
     [
         ({"only": ["devices none"]}, "cuInit: 100 CUDA_ERROR_NO_DEVICE"),
         ({"more": ["init 34"]}, "cuInit: 34 CUDA_ERROR_STUB_LIBRARY; this libcuda.so.1 is the Toolkit's stub"),
-        ({"more": ["init 999"]}, "cuInit: 999 CUDA_ERROR_UNKNOWN"),
+        ({"more": ["init 999"]}, "cuInit: 999 CUDA_ERROR_UNKNOWN; see that /dev/nvidia-uvm is there"),
         ({"more": ["missing cuMemcpyHtoDAsync"]}, "cuMemcpyHtoDAsync"),
         ({"old_driver": True}, "12.0"),
     ],
@@ -454,6 +477,14 @@ def test_a_holder_allocates_and_frees(make_devices):
         assert third.allocation not in (first.allocation, second.allocation)
     assert child.process.returncode == 0
     wait_nothing_left(gpus)
+
+
+def test_a_program_of_the_driver_may_gain_privileges(make_devices):
+    """nvidia-modprobe makes the nodes in /dev for users who are not root, at the first use after a start."""
+    with holder(make_devices("no-vmm")) as child:
+        allowed = [line for line in procfs.read(child.process.pid, "status").splitlines() if line.startswith(b"NoNewPrivs")]
+        mine = [line for line in procfs.read(os.getpid(), "status").splitlines() if line.startswith(b"NoNewPrivs")]
+    assert allowed == mine
 
 
 def test_what_a_holder_refuses(make_devices):

@@ -1,12 +1,14 @@
-"""The probe on host memory: what the suites on devices compare with."""
+"""The probe where the suite has its models: on the host, or on a device (harness/placement.py)."""
 
 import pytest
 
-from harness import models, procfs
+from harness import models, placement, procfs
 from harness.jobs import Jobs
 from harness.probe import digests, look, probe_type
 
 WAIT_S = 10
+# device, backend, DLPack's type and number of the device
+WHERE = (placement.DEVICE, placement.BACKEND, 2, 0) if placement.ON else ("host", "memfd", 1, 0)
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def test_the_probe_sees_the_bytes_of_the_file(probing, read):
         (model,) = look(jobs, "look", read=read)["models"]
     assert model["tensors"] == digests(probing.bytes)
     assert model["matches"] and model["verified"] and not model["revoked"]
-    assert (model["device"], model["backend"], model["device_type"], model["device_id"]) == ("host", "memfd", 1, 0)
+    assert (model["device"], model["backend"], model["device_type"], model["device_id"]) == WHERE
 
 
 def test_the_probe_attaches_and_holds_further_models(probing):
@@ -52,5 +54,6 @@ def test_dlpack_tensors_keep_a_model_that_is_no_longer_leased(probing):
     with Jobs(probing) as jobs:
         report = look(jobs, "look", attach="other", dlpack=1)
         assert report["dlpack"]["matches"] and report["dlpack"]["tensors"] == len(probing.bytes) + len(probing.other)
-        assert report["dlpack"]["device_type"] == 1 and not report["dlpack"]["read_only"]
+        assert report["dlpack"]["device_type"] == WHERE[2]
+        assert report["dlpack"]["read_only"] == (placement.BACKEND in ("cuda-vmm", "cuda-ipc"))
     wait_for_no_lease(probing)

@@ -26,6 +26,7 @@ struct fake_gpu {
     bool ipc_memory;  /* legacy IPC of memory works */
     bool fd_works;    /* handles with descriptors can really be made (false with attribute 103 set: as WSL2) */
     bool writable;    /* read-only mappings do not keep stores out */
+    bool processor;   /* the processor copies between addresses of the host */
     bool mortal;      /* memory of VMM ends with the process that made it */
     enum fake_nvml nvml;
     int attributes[FAKE_ATTRIBUTES];

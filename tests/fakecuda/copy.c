@@ -79,6 +79,15 @@ static bool move_host(enum fake_way way, void *device, void *host, uint8_t byte,
     return good;
 }
 
+/* The same by the processor, which a driver may prefer where both ends are the host's. */
+static void move_by_processor(enum fake_way way, void *device, void *host, uint8_t byte, uint64_t length)
+{
+    if (way == FAKE_SET)
+        memset(device, byte, length);
+    else
+        memcpy(way == FAKE_TO_HOST ? host : device, way == FAKE_TO_HOST ? device : host, length);
+}
+
 /* The piece at address: moved, or the error. The lock is dropped while bytes move. */
 static CUresult piece(struct CUctx_st *context, const struct fake_range *range, enum fake_way way, uint64_t address,
                       void *host, uint8_t byte, uint64_t length)
@@ -112,7 +121,11 @@ CUresult fake_copy(struct CUctx_st *context, enum fake_way way, uint64_t address
             result = piece(context, range, way, address, host, byte, part);
         } else if (fake_host_pinned((void *)(uintptr_t)address, length) || pageable(context->gpu)) {
             fake_unlock();
-            bool good = move_host(way, (void *)(uintptr_t)address, host, byte, length);
+            bool good = true;
+            if (fake_config()->gpus[context->gpu].processor)
+                move_by_processor(way, (void *)(uintptr_t)address, host, byte, length);
+            else
+                good = move_host(way, (void *)(uintptr_t)address, host, byte, length);
             fake_lock();
             result = good ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_ADDRESS;
         } else {

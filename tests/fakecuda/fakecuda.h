@@ -28,6 +28,7 @@
  *             ipc=0|1        does IPC of memory work
  *             fd=0|1         can VMM really make descriptors
  *             readonly=0     read-only mappings keep no store out
+ *             processor=1    the processor copies between addresses of the host: a wrong one is SIGSEGV
  *             outlive=0      memory of VMM ends with the process that made it
  *             nvml=full|silent|hidden
  *             attr.N=VALUE   N of cuda.h's CUdevice_attribute; "none" = the driver does not know it

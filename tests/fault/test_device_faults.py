@@ -264,6 +264,22 @@ def test_what_a_worker_did_to_its_own_context_is_its_own(make_gpu):
 
 
 @on_double
+def test_want_of_memory_is_no_fault_of_a_device_in_use(make_gpu):
+    service = make_gpu(types=("gpu",))
+    service.gpus.fault("cuMemCreate", nth="1+", error=2, program="resvisor-device")  # full
+    with Jobs(service) as jobs:
+        look(jobs, "gpu", report=700)
+        service.wait_log("cuda:0 has passed its self-test: it stays in use", timeout=WAIT_S)
+        create = next(t for t in wait_state(service, "READY")["tests"] if t["name"] == "create")
+        assert create["result"] == "failed" and create["no_memory"]
+        assert sees_all(service, jobs, "gpu")
+    service.stop()
+    service.gpus.no_faults()
+    service.start()
+    assert wait_state(service, "READY")["cached"] is False  # that result was not kept
+
+
+@on_double
 def test_a_dead_holder_takes_what_it_kept_and_all_comes_back(make_gpu, gate):
     service = make_gpu(kind="no-vmm", types=("gpu", "host"))
     holder = wait_state(service, "READY")["holder_pid"]
@@ -357,6 +373,18 @@ def test_a_loader_that_meets_a_dead_device_loses_it(make_gpu):
 
 
 @on_double
+def test_a_holder_that_meets_a_dead_device_loses_it(make_gpu):
+    service = make_gpu(kind="no-vmm", types=("host",))
+    wait_state(service, "READY")
+    service.gpus.fault("cuMemAlloc", nth="1+", error=719, program="resvisor-device")
+    failed = service.cli("load", "small", "--device", "cuda:0", check=False)
+    assert failed.returncode != 0 and "719" in wait_state(service, "LOST")["reason"]
+    service.gpus.no_faults()
+    assert request_test(service, "cuda:0").devices[0].state == "READY"
+    assert service.cli("load", "small", "--device", "cuda:0").returncode == 0
+
+
+@on_double
 def test_workers_of_a_device_that_cannot_be_used_wait_for_it(make_service, make_devices):
     machine = make_devices(count=1, memory="1GiB")
     machine.fault("cuMemCreate", nth="1+", error=801, program="resvisor-device")
@@ -374,3 +402,91 @@ def test_workers_of_a_device_that_cannot_be_used_wait_for_it(make_service, make_
     service.wait_worker("gpu", starts=waiting.starts + 1)
     with Jobs(service) as jobs:
         assert look(jobs, "gpu")["models"][0]["tensors"] == digests(bytes_of)
+
+
+@on_double
+@pytest.mark.slow
+def test_a_holder_with_nothing_to_keep_ends_and_another_comes(make_gpu):
+    service = make_gpu(kind="no-vmm", types=("host",))
+    service.cli("load", "small", "--device", "cuda:0")
+    first = devices(service)[0]["holder_pid"]
+    service.cli("unload", "small", "--device", "cuda:0")
+    procfs.wait_until(lambda: devices(service)[0]["holder_pid"] == 0, 60, "the end of the holder")
+    service.cli("load", "small", "--device", "cuda:0")
+    found = wait_state(service, "READY")
+    assert found["holder_pid"] not in (0, first) and found["pool_bytes"] > 0
+
+
+# ---- a holder that lies: the script holds, the loader is real and on the double ----
+
+ANSWER = "ask = receive(); send(id=ask.id, holder_allocated=control_pb2.HolderAllocated(arena=control_pb2.Arena({})))"
+HONEST = {"size": "ask.holder_allocate.size", "backend": "3", "page_size": "2 << 20", "handle": "b'h' * 64", "allocation": "7"}
+HOLDER_LIES = {
+    "too small": {"size": "ask.holder_allocate.size - 1"},
+    "too large": {"size": "ask.holder_allocate.size + (16 << 20)"},
+    "another backend": {"backend": "2"},
+    "no handle": {"handle": "b''"},
+    "a handle of zeros": {"handle": "bytes(64)"},
+    "no name": {"allocation": "0"},
+}
+
+
+def answer(**fields):
+    return ANSWER.format(", ".join(f"{key}={value}" for key, value in {**HONEST, **fields}.items()))
+
+
+@pytest.fixture
+def held(make_service, make_devices, standin):
+    """A running service with one device of backend cuda-ipc, whose holder is the script."""
+    machine = make_devices(kind="no-vmm", memory="1GiB", keys={"uuid": "GPU-01010101-0101-0101-0101-010101010101"})
+    service = make_service(program=standin.program, env=machine.env)
+    models.write_plain(service.models / "small.safetensors", mib=1)
+    service.config["models"] = {"small": {"path": "small.safetensors"}}
+    standin.does(test="found(1); tests(1, 'cuda-ipc'); done()")
+    service.start()
+    wait_state(service, "READY")
+    return service
+
+
+def load(service):
+    return service.cli("load", "small", "--device", "cuda:0", check=False)
+
+
+@on_double
+@pytest.mark.parametrize("lie", HOLDER_LIES)
+def test_a_holder_that_lies_is_ended(held, standin, lie):
+    standin.does(hold=answer(**HOLDER_LIES[lie]) + "\nstay()")
+    failed = load(held)
+    assert failed.returncode != 0 and "the holder of cuda:0 ended: killed" in failed.stderr, failed
+    held.assert_healthy()
+    assert wait_state(held, "READY")["promised_bytes"] == 0
+
+
+@on_double
+@pytest.mark.parametrize(
+    "text", ["receive(); sys.exit(3)", "receive(); os.kill(os.getpid(), 9)", "receive(); send(id=99, holder_allocated={})",
+             "receive(); send(device_done={})", "sys.exit(0)", "receive(); link.send(b'\\xff' * 50)"],
+)  # fmt: skip
+def test_a_holder_that_dies_when_asked_fails_that_load_only(held, standin, text):
+    standin.does(hold=text)
+    failed = load(held)
+    assert failed.returncode != 0 and "cuda:0" in failed.stderr, failed
+    held.assert_healthy()
+    standin.does(hold="while True: send(id=receive().id, error=rpc_pb2.Error(code=rpc_pb2.ERROR_NO_MEMORY, message='full'))")
+    refused = load(held)  # the next holder is asked again
+    assert refused.returncode == 7 and "full" in refused.stderr, refused
+    assert wait_state(held, "READY")["promised_bytes"] == 0
+
+
+@on_double
+def test_an_allocation_that_nobody_waits_for_is_given_back(held, standin):
+    after = "\nfreed = receive(); (HERE / 'freed').write_text(str(freed.holder_free.allocation)); stay()"
+    standin.does(hold=answer().replace("; send(", "; wait('answer'); send(") + after)
+    with held.peer() as peer:
+        peer.send(control_pb2.Frame(id=1, model_request=rpc_pb2.ModelRequest(action=rpc_pb2.MODEL_LOAD, model="small", device="cuda:0")))
+        procfs.wait_until(lambda: standin.reached("answer"), WAIT_S, "the holder was asked")
+        held.cli("unload", "small", "--device", "cuda:0")
+    standin.open("answer")
+    freed = standin.folder / "freed"
+    procfs.wait_until(lambda: freed.exists() and freed.read_text() == "7", WAIT_S, "it was given back")
+    assert wait_state(held, "READY")["promised_bytes"] == 0

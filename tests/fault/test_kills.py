@@ -9,7 +9,7 @@ import uuid
 import pytest
 
 from harness import models, procfs
-from harness.control import Dropped, Refused
+from harness.control import Dropped, Refused, attach_to
 from harness.jobs import Jobs, RpcError
 from harness.protos import control_pb2, rpc_pb2
 from harness.service import FAULT_EXECUTOR, SANITIZED
@@ -144,7 +144,7 @@ def test_a_killed_loader_fails_its_load_with_a_reason_and_the_next_works(make_se
 
 
 def attach_frame(path):
-    return control_pb2.Frame(id=1, attach=control_pb2.Attach(model=str(path)))
+    return control_pb2.Frame(id=1, attach=attach_to(path))
 
 
 # ---- the supervisor and the keeper ----

@@ -21,6 +21,7 @@ def attach_is_refused(service, path):
     return refused.value
 
 
+@pytest.mark.host_memory
 def test_no_room_for_an_arena_is_no_memory_and_never_sigbus(make_service, watched):
     """A write that the kernel refuses: the limit of file sizes counts for memory files too, so it stands for a full one."""
     service = make_service()

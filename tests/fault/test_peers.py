@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from harness import models, procfs
-from harness.control import ControlPeer, Dropped, Refused
+from harness.control import ControlPeer, Dropped, Refused, attach_to
 from harness.jobs import Jobs
 from harness.protos import FRAME_MAX, control_pb2, rpc_pb2
 
@@ -228,7 +228,7 @@ def test_a_client_that_takes_no_descriptors_blocks_nobody(faulty, watched):
         with faulty.peer() as greedy:
             for number in range(200):
                 try:
-                    greedy.send(control_pb2.Frame(id=number + 1, attach=control_pb2.Attach(model=str(path))))
+                    greedy.send(control_pb2.Frame(id=number + 1, attach=attach_to(path)))
                 except Dropped:  # it may be dropped for it while it still asks
                     break
             for _ in range(20):
@@ -249,7 +249,7 @@ def test_a_client_killed_in_the_middle_leaks_nothing(faulty, watched):
             if pid == 0:
                 try:
                     peer = faulty.peer()
-                    peer.send(control_pb2.Frame(id=1, attach=control_pb2.Attach(model=str(path), want_progress=True)))
+                    peer.send(control_pb2.Frame(id=1, attach=attach_to(path, want_progress=True)))
                 finally:
                     os.kill(os.getpid(), 9)
             os.waitpid(pid, 0)

@@ -240,6 +240,7 @@ def test_a_shared_mapping_turns_a_write_into_a_crash_of_the_writer(make_faulty, 
         assert json.loads(jobs.output(jobs.run_done("test")))["verified"]
 
 
+@pytest.mark.host_memory  # they read weights by the CPU
 @pytest.mark.parametrize("fault", ["crash", "abort", "exit", "fail", "fork-grandchild"])
 def test_the_shipped_executors_survive_their_fault_menu(three, fault):
     with Jobs(three) as jobs:

@@ -27,6 +27,11 @@ class Dropped(Exception):
     """The other side closed the connection."""
 
 
+def attach_to(model, **fields):
+    """An Attach where the suite has its models."""
+    return control_pb2.Attach(model=str(model), **{"device": placement.DEVICE, **fields})
+
+
 class ControlPeer:
     """One connection. `role` is what the Hello claims; hello=False sends none."""
 

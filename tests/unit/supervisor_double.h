@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -211,6 +212,36 @@ static inline void double_expect_end(int socket)
     struct rv_frame got = RV_FRAME_INIT;
 
     assert_int_equal(rv_frame_wait(socket, &got, DOUBLE_WAIT_US), 0);
+}
+
+/* A script that stands still, in no allocation, while its test forks: sanitizers' allocators do not live through a fork
+ * that catches another thread inside. */
+static sem_t double_stands, double_goes;
+
+static inline void double_pauses_init(void)
+{
+    assert_int_equal(sem_init(&double_stands, 0, 0), 0);
+    assert_int_equal(sem_init(&double_goes, 0, 0), 0);
+}
+
+/* The script. */
+static inline void double_pause(void)
+{
+    (void)sem_post(&double_stands);
+    while (sem_wait(&double_goes) != 0)
+        ;
+}
+
+/* The test, before it forks; double_go_on afterwards. */
+static inline void double_await_pause(void)
+{
+    while (sem_wait(&double_stands) != 0)
+        ;
+}
+
+static inline void double_go_on(void)
+{
+    (void)sem_post(&double_goes);
 }
 
 /* ---- the thread: accepts one client and runs a script on its socket ---- */

@@ -753,6 +753,8 @@ static void finds_the_driver_or_says_why(void **state)
     expect("open_fails", "38 cuInit", "driver 11080");
     expect("open_fails", "38 lacks cuStreamCreate cuEventQuery", "missing cuStreamCreate; missing cuEventQuery");
     expect("open_fails", "19 cuInit: 999 CUDA_ERROR_UNKNOWN", "init 999");
+    expect("open_fails", "19 nvidia-modprobe -u", "init 999");
+    expect("open_fails", "19 nvidia-modprobe -u", "init 304");
     expect("open_fails", "19 kernel's module", "init 803");
     expect("open_fails", "19 cuInit: 100 CUDA_ERROR_NO_DEVICE", "devices none");
     expect_with("open_fails", "19 CUDA_VISIBLE_DEVICES is ''", "", "CUDA_VISIBLE_DEVICES", "");

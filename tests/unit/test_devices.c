@@ -160,6 +160,28 @@ static void test_without_any_backend_all_reasons_are_told(void **state)
     assert_non_null(strstr(device.reason, "memfd: not a unified device"));
 }
 
+static void test_a_device_in_use_is_judged_by_what_shows_that_it_answers(void **state)
+{
+    char why[160] = "";
+
+    (void)state;
+    reset();
+    assert_false(rv_device_answers(&device, RV_BACKEND_CUDA_VMM, "it hung", why, sizeof(why)));
+    assert_string_equal(why, "create was not tested: it hung");
+    add(RV_BACKEND_CUDA_VMM, "create", "failed", "cuMemCreate: 2")->no_memory = true;
+    assert_true(rv_device_answers(&device, RV_BACKEND_CUDA_VMM, "", why, sizeof(why)));
+    assert_false(rv_device_backend_works(&device, RV_BACKEND_CUDA_VMM, "", why, sizeof(why)));
+    reset();
+    add_all(RV_BACKEND_CUDA_VMM, "close-order", 0);
+    (void)add(RV_BACKEND_CUDA_VMM, "close-order", "failed", "2048 KiB did not come back"); /* others took it */
+    assert_true(rv_device_answers(&device, RV_BACKEND_CUDA_VMM, "", why, sizeof(why)));
+    reset();
+    add_all(RV_BACKEND_CUDA_VMM, "compare", 0);
+    (void)add(RV_BACKEND_CUDA_VMM, "compare", "failed", "719");
+    assert_false(rv_device_answers(&device, RV_BACKEND_CUDA_VMM, "", why, sizeof(why)));
+    assert_string_equal(why, "compare failed: 719");
+}
+
 /* ---- cache ------------------------------------------------------------------------------------------------------- */
 
 static struct rv_device_cache cache;
@@ -224,6 +246,11 @@ static void test_a_device_that_does_not_work_is_not_kept(void **state)
     (void)state;
     reset();
     choose(RV_BACKEND_NONE);
+    free(written("13.0", &length));
+    assert_int_equal(cache.count, 0);
+    add(RV_BACKEND_CUDA_VMM, "create", "failed", "cuMemCreate: 2")->no_memory = true; /* tested in use */
+    device.state = RV_DEVICE_READY;
+    device.backend = RV_BACKEND_CUDA_VMM;
     free(written("13.0", &length));
     assert_int_equal(cache.count, 0);
 }
@@ -323,6 +350,7 @@ int main(void)
         cmocka_unit_test(test_a_missing_row_is_no_success),
         cmocka_unit_test(test_a_store_that_is_not_refused_is_told_and_tolerated),
         cmocka_unit_test(test_without_any_backend_all_reasons_are_told),
+        cmocka_unit_test(test_a_device_in_use_is_judged_by_what_shows_that_it_answers),
         cmocka_unit_test(test_what_is_written_is_read_back),
         cmocka_unit_test(test_a_device_that_does_not_work_is_not_kept),
         cmocka_unit_test(test_every_cut_of_the_file_is_refused),

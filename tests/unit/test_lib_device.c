@@ -480,15 +480,19 @@ CASE(several_threads_attach_read_and_detach_on_one_device)
 
 /* ---- forks ---- */
 
-static void child_of_a_user(const struct double_server *other, struct rv_connection *connection, struct rv_lease *lease,
+/* other: where the path of another supervisor comes from. */
+static void child_of_a_user(int other, struct rv_connection *connection, struct rv_lease *lease,
                             struct rv_dl_managed *managed)
 {
     struct rv_lease *more = NULL;
-    struct rv_connection *own = connect_to(other);
+    struct rv_connection *own = NULL;
+    struct double_server server = {0};
     struct rv_failure err;
     struct rv_tensor t;
     uint8_t byte;
 
+    CHECK(read(other, server.path, sizeof(server.path)) == (ssize_t)sizeof(server.path));
+    own = connect_to(&server);
     CHECK(rv_tensor_find(lease, "a", &t) == -EPERM && rv_tensor_read(lease, "a", 0, &byte, 1, &err) == -EPERM);
     CHECK(rv_lease_verify(lease, NULL) == -EPERM);
     CHECK(rv_attach(own, "m", NULL, &more, &err) == -EPERM && !more); /* a connection of its own does not help */
@@ -507,6 +511,15 @@ static void serve_refused(int socket)
     double_expect_end(socket);
 }
 
+static void serve_one_and_pause(int socket)
+{
+    double_hello(socket, RV_PROTOCOL_VERSION);
+    send_device_lease(socket, 11);
+    double_pause();
+    double_expect_detach(socket, 11);
+    double_expect_end(socket);
+}
+
 CASE(after_a_fork_the_child_is_refused_and_harms_nothing)
 {
     struct double_server d, other;
@@ -514,18 +527,24 @@ CASE(after_a_fork_the_child_is_refused_and_harms_nothing)
     struct rv_lease *lease;
     struct rv_dl_managed *managed = NULL;
     pid_t child;
+    int path[2];
 
+    CHECK(pipe2(path, O_CLOEXEC) == 0);
+    double_pauses_init();
     vmm_model_make(&on_device);
-    double_start(&d, serve_one);
-    double_start(&other, serve_refused);
+    double_start(&d, serve_one_and_pause);
     connection = connect_to(&d);
     lease = attach_to(connection);
     CHECK(rv_tensor_dlpack(lease, "a", 0, (void **)&managed, NULL) == 0);
+    double_await_pause();
     child = fork();
     if (child == 0) {
-        child_of_a_user(&other, connection, lease, managed);
+        child_of_a_user(path[0], connection, lease, managed);
         _exit(0);
     }
+    double_go_on();
+    double_start(&other, serve_refused);
+    CHECK(write(path[1], other.path, sizeof(other.path)) == (ssize_t)sizeof(other.path));
     CHECK(child_status(child) == 0);
     check_tensors(lease);
     managed->deleter(managed);

@@ -143,6 +143,15 @@ static void a_deleter_works_after_disconnect_and_on_any_thread(void **state)
     assert_int_equal(open_descriptors(), before);
 }
 
+static void serve_one_and_pause(int socket)
+{
+    double_hello(socket, RV_PROTOCOL_VERSION);
+    double_send_lease(socket, double_expect_attach(socket), 11, &model, NULL);
+    double_pause();
+    double_expect_detach(socket, 11);
+    double_expect_end(socket);
+}
+
 static void a_forked_child_may_delete_its_copies(void **state)
 {
     struct double_server d;
@@ -153,10 +162,12 @@ static void a_forked_child_may_delete_its_copies(void **state)
     pid_t child;
 
     (void)state;
-    double_start(&d, serve_one);
+    double_pauses_init();
+    double_start(&d, serve_one_and_pause);
     connection = connect_ok(&d);
     assert_int_equal(rv_attach(connection, "m", NULL, &lease, NULL), 0);
     assert_int_equal(rv_tensor_dlpack(lease, "a", RV_DLPACK_VERSIONED, (void **)&a, NULL), 0);
+    double_await_pause();
     child = fork();
     if (child == 0) {
         void *more = NULL;
@@ -169,6 +180,7 @@ static void a_forked_child_may_delete_its_copies(void **state)
         rv_disconnect(connection);
         _exit(ok ? 0 : 1);
     }
+    double_go_on();
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     check_versioned(a, 0);

@@ -492,7 +492,7 @@ static const struct {
     const char *faults;
     struct failure failure;
 } failing[] = {
-    {"init 999", {999, ERROR(DEVICE_LOST), "cuInit: 999"}},
+    {"init 999", {3, ERROR(DEVICE), "cuInit: 999"}},
     {"devices none", {100, ERROR(NO_SUCH_DEVICE), "cuInit: 100"}},
     {"fault cuDevicePrimaryCtxRetain error=46", {46, ERROR(DEVICE), "cuDevicePrimaryCtxRetain: 46"}},
     {"fault cuMemCreate error=999 lose=0", {999, ERROR(DEVICE_LOST), "cuMemCreate: 999"}},

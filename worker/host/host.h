@@ -33,6 +33,7 @@ struct host {
     struct rv_executor executor; /* a copy; functions that its version does not have are NULL */
     void *state;                 /* what start() returned */
     bool started;
+    bool device_failed; /* its context is broken: the process must end */
     enum rv_mapping mapping;
     struct rv_worker *worker;
     struct host_model models[RV_TYPE_MODELS_MAX]; /* in configured order */

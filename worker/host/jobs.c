@@ -68,7 +68,7 @@ static int run_one(struct host *host, struct rv_job *job)
         return ended(rv_job_finish(job));
     r = fail(host, job, r, &err);
     if (r == 0 && has_run && is_of_device(&err)) {
-        (void)fprintf(stderr, "its device has failed this process, which ends: a new one takes its place\n");
+        host->device_failed = true;
         r = -EIO;
     }
     return r;

@@ -125,6 +125,10 @@ static int work(struct host *host)
     }
     (void)fprintf(stderr, "ready: executor %s %s, %s\n", host->executor.name, host->executor.version, detail);
     r = host_jobs_run(host);
+    if (host->device_failed) {
+        (void)fprintf(stderr, "its device has failed this process, which ends: a new one takes its place\n");
+        return HOST_EXIT_FAILED;
+    }
     if (r < 0) {
         print_failure("cannot take jobs", r, &err);
         return HOST_EXIT_FAILED;

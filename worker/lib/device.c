@@ -191,6 +191,7 @@ static int import_open(struct rv_gpu *gpu, const struct rv_import_key *key, int 
 int rv_gpu_import(struct rv_gpu *gpu, const struct rv_import_key *key, int fd, struct rv_import **ret_import,
                   uint64_t *ret_address, struct rv_error *err)
 {
+    struct rv_error error = {0};
     struct rv_import *import;
     bool opened = false;
     int r = 0;
@@ -207,9 +208,12 @@ int rv_gpu_import(struct rv_gpu *gpu, const struct rv_import_key *key, int fd, s
     (void)pthread_mutex_unlock(&lock);
     if (r < 0)
         return r;
-    /* What is mapped already says nothing of a context that has broken since. */
-    if (!opened && (r = rv_cuda_device_check(gpu->device, err)) < 0) {
+    /* What is mapped already says nothing of a context that has broken since. Other failures of the check, such as a
+     * device that is full, are none of an attach that needs nothing. */
+    if (!opened && (r = rv_cuda_device_check(gpu->device, &error)) < 0 && error.code == ERROR(DEVICE_LOST)) {
         rv_gpu_unimport(gpu, import);
+        if (err)
+            *err = error;
         return r;
     }
     *ret_import = import;
