@@ -8,6 +8,7 @@
                                                each version, by each compiler that is there; nothing is written
 """
 
+import importlib.util
 import json
 import os
 import pathlib
@@ -77,6 +78,11 @@ def get_one(folder, number, package, version):
 
 
 def get(folder):
+    if not importlib.util.find_spec("pip"):
+        raise SystemExit(
+            f"cuda_headers: {sys.executable} has no pip, which downloads them. Use the Python of a virtual environment:\n"
+            "python3 -m venv FOLDER && FOLDER/bin/python tests/cuda_headers.py get …"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for toolkit, (number, package, version) in WHEELS.items():
         if not is_there(folder / toolkit, package, version):
