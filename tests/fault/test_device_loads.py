@@ -112,7 +112,7 @@ IPC_LIES = {
     "a descriptor beside it": "arena, = plan(); done([arena], [plain()])",
     "nothing of it": "plan(); done([], [])",
     "twice": "arena, = plan(); done([arena, arena], [])",
-    "its death": "plan(); os.kill(os.getpid(), 9)",
+    "its death": "plan(); os.kill(os.getpid(), 11)",
     "its end": "plan()",
     "an error": "plan(); send(error=rpc_pb2.Error(code=rpc_pb2.ERROR_DEVICE, message='cuIpcOpenMemHandle: 999'))",
 }
