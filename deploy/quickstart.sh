@@ -161,6 +161,7 @@ if [ -z "${RESVISOR_BUILD-}" ]; then
         cmake --build "$build"; } >"$build/quickstart.log" 2>&1 ||
         { tail -n 40 "$build/quickstart.log" >&2; fail "the build failed, see $build/quickstart.log"; }
     echo "  $(resvisor version | head -n 1), built in $(($(date +%s) - begin)) s (packages included)"
+    sed -n 's/^-- \(CUDA: .*\)$/  \1/p' "$build/quickstart.log"
 fi
 
 # ---- on ComfyUI ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@
 static int built_without(struct rv_error *err)
 {
     rv_error_set(err, EOPNOTSUPP, RESVISOR__V1__ERROR_CODE__ERROR_UNSUPPORTED, "this resvisor was built without CUDA");
-    rv_error_remedy(err, "build it where the CUDA Toolkit's headers are installed");
+    rv_error_remedy(err, "build it with the headers of a CUDA Toolkit, see docs/guide.md");
     return -EOPNOTSUPP;
 }
 

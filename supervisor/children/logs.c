@@ -45,7 +45,7 @@ struct rv_log {
     struct event *cut_timer;         /* pending = it is being cut */
     uint64_t cut_bytes, cut_lines;   /* not kept since then */
     uint64_t cut_seen;               /* cut_bytes when the timer last looked */
-    bool line_cut;                   /* the beginning of the line under way is not there */
+    bool line_cut;                   /* a part of the line under way was left out: it is not kept */
     char last[LAST_LINE_BYTES];      /* its last whole line that is no ornament */
 };
 
@@ -198,28 +198,6 @@ static bool admit(struct rv_log *log, size_t length)
     return false;
 }
 
-/* The last whole line of what is not kept: how a child ended is most often its last one. */
-static void remember_last(struct rv_log *log, const char *text, size_t length)
-{
-    const char *end = memrchr(text, '\n', length), *before = end ? memrchr(text, '\n', (size_t)(end - text)) : NULL;
-    const char *start = before ? before + 1 : text;
-
-    if (!end || end == start)
-        return;
-    (void)rv_escape(log->last, sizeof(log->last), start, (uint64_t)(end - start));
-}
-
-/* Counts what is not kept. The line under way is not whole any more. */
-static void leave_out(struct rv_log *log, const char *text, size_t length)
-{
-    log->cut_bytes += length;
-    for (const char *p = text; (p = memchr(p, '\n', length - (size_t)(p - text))); p++)
-        log->cut_lines++;
-    remember_last(log, text, length);
-    log->line_length = 0;
-    log->line_cut = text[length - 1] != '\n';
-}
-
 /* A line between two rows of marks, such as "****** ERROR ******" or "-------": it says nothing about the reason. */
 static bool is_ornament(const char *line, uint32_t length)
 {
@@ -227,18 +205,60 @@ static bool is_ornament(const char *line, uint32_t length)
            line[length - 1] == line[0] && line[length - 2] == line[0] && line[length - 3] == line[0];
 }
 
+/* How a child ended is most often its last line. */
+static void remember_last(struct rv_log *log, const char *line, uint32_t length)
+{
+    if (length > 0 && !is_ornament(line, length))
+        (void)rv_escape(log->last, sizeof(log->last), line, length);
+}
+
+/* The line under way is collected also while nothing is kept, for what was printed at once may come in pieces. The last
+ * place stays free: the next byte that is kept ends a line that is too long. */
+static void collect(struct rv_log *log, const char *text, size_t length)
+{
+    size_t free_bytes = log->line_length < LINE_BYTES - 1 ? LINE_BYTES - 1 - log->line_length : 0;
+
+    if (length > free_bytes)
+        length = free_bytes;
+    memcpy(log->line + log->line_length, text, length);
+    log->line_length += (uint32_t)length;
+}
+
+/* Counts what is not kept, and remembers its last line. */
+static void leave_out(struct rv_log *log, const char *text, size_t length)
+{
+    const char *limit = text + length, *line = text, *last = NULL, *end;
+    uint32_t last_length = 0;
+
+    log->cut_bytes += length;
+    for (; (end = memchr(line, '\n', (size_t)(limit - line))); line = end + 1) {
+        log->cut_lines++;
+        if (log->line_length > 0) { /* it began in an earlier piece */
+            collect(log, line, (size_t)(end - line));
+            remember_last(log, log->line, log->line_length);
+            log->line_length = 0;
+        } else if (end > line) {
+            last = line;
+            last_length = (uint32_t)(end - line);
+        }
+    }
+    if (last)
+        remember_last(log, last, last_length);
+    collect(log, line, (size_t)(limit - line));
+    log->line_cut = log->line_length > 0;
+}
+
 static void finish_line(struct rv_log *log)
 {
     char escaped[2 * LINE_BYTES];
 
+    remember_last(log, log->line, log->line_length);
     if (log->line_length == 0 || log->line_cut) {
         log->line_length = 0;
         log->line_cut = false;
         return;
     }
     (void)rv_escape(escaped, sizeof(escaped), log->line, log->line_length);
-    if (!is_ornament(log->line, log->line_length))
-        (void)rv_escape(log->last, sizeof(log->last), log->line, log->line_length);
     log->line_length = 0;
     keep_line(log, escaped, (uint32_t)strlen(escaped));
     relay_line(log, escaped, (uint32_t)strlen(escaped));

@@ -80,9 +80,8 @@ def configure(tmp_path, *options):
         "cmake_minimum_required(VERSION 3.25)\nproject(detect NONE)\n"
         f'include("{ROOT}/common/cuda/detect.cmake")\nmessage(STATUS "RV_CUDA=${{RV_CUDA}}")\n'
     )
-    result = subprocess.run(
-        ["cmake", "-S", str(tmp_path), "-B", str(tmp_path / "build"), *options], capture_output=True, text=True
-    )
+    command = ["cmake", "-G", "Ninja", "-S", str(tmp_path), "-B", str(tmp_path / "build"), *options]
+    result = subprocess.run(command, capture_output=True, text=True)
     return result.returncode, " ".join((result.stdout + result.stderr).split())
 
 

@@ -191,6 +191,12 @@ def test_the_last_words_after_a_flood_are_the_reason_of_the_end(make):
     assert "image/0: its last line was: the last words" in service.cli("logs", "image").stdout
 
 
+def test_last_words_that_come_in_pieces_after_a_flood_are_one_line(make):
+    service = make({"image": {"max_deaths": 1, "env": {"STUB_FLOOD_LINES": "100000", "STUB_LAST_BYTES": "the last words"}}}).start()
+    found = service.wait_worker("image", "FAILED", timeout=60)
+    assert found.last_exit.endswith(": the last words"), found
+
+
 def test_a_line_that_escapes_make_longer_stays_one_line(make):
     service = make({"image": {"env": {"STUB_WORDS": "\\\\x01" * 1000 + "\\nthe next line"}}}).start()
     service.wait_ready(60)

@@ -1,6 +1,7 @@
 """Devices: what is found and chosen, what people see of it, and what is kept over starts. resvisor-device is a script here."""
 
 import json
+import re
 
 import pytest
 
@@ -9,6 +10,7 @@ from harness.control import Refused
 from harness.device_standin import DeviceStandIn, devices, request_test, wait_known, wait_state
 from harness.jobs import Jobs
 from harness.protos import control_pb2, rpc_pb2
+from harness.service import ROOT
 
 GIB = 1 << 30
 UUID = "GPU-01010101-0101-0101-0101-010101010101"
@@ -183,5 +185,7 @@ def test_devices_by_rpc_http_and_metrics(make_standin, standin):
         assert (one["name"], one["state"], one["tests"][0]["result"]) == ("cuda:0", "READY", "ok")
         assert client.get("/resvisor/v1/devices/cuda:5").status == 404
         text = client.get("/metrics").body.decode()
+    documented = set(re.findall(r"`(resvisor_device_\w+)`", (ROOT / "docs" / "http.md").read_text()))
+    assert set(re.findall(r"^# TYPE (resvisor_device_\w+)", text, re.MULTILINE)) == documented
     assert 'resvisor_device_state{device="cuda:0",state="READY"} 1' in text
     assert f'resvisor_device_memory_bytes{{device="cuda:0"}} {16 * GIB}' in text

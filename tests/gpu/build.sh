@@ -3,7 +3,7 @@
 #
 #   sh tests/gpu/build.sh [FOLDER]        default: build/gpu in the sources; what is in it is replaced
 #
-# Wants what a build of resvisor wants (deploy/install-dependencies.sh --build) and the CUDA Toolkit with nvcc; without nvcc the
+# Wants what a build with tests wants (deploy/install-dependencies.sh --tests) and the CUDA Toolkit with nvcc; without nvcc the
 # executor cuda-image is left out, and run.sh skips its rows. The machine with the GPU must have the same architecture and a
 # glibc that is not older; run.sh says so if it is not so. Python with torch and a ComfyUI there are optional.
 set -eu

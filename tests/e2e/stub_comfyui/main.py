@@ -18,6 +18,10 @@ if os.environ.get("STUB_DEAF"):  # does not end when asked; says which signals c
 for _ in range(int(os.environ.get("STUB_FLOOD_LINES", "0"))):
     print("a line of the flood, which is not interesting at all", flush=False)
 print(os.environ.get("STUB_WORDS", "").encode().decode("unicode_escape"), flush=True)
+for byte in os.environ.get("STUB_LAST_BYTES", "").encode():  # a write each, and no newline behind them
+    os.write(2, bytes([byte]))
+if os.environ.get("STUB_LAST_BYTES"):
+    os._exit(1)
 if os.environ.get("STUB_LAST_WORDS"):
     sys.exit(os.environ["STUB_LAST_WORDS"])
 
