@@ -95,7 +95,10 @@ def get(folder):
 
 
 def cuda_sources(tree):
-    """(source, its command with the headers' folder left out) of each source that is compiled with the headers."""
+    """(source, its command with the headers' folder left out) of each source that is compiled with the headers.
+
+    What uses the runtime's headers is left out: they are part of whole Toolkits only, and nvcc's own stand beside them.
+    """
     folder = None
     for line in (tree / "CMakeCache.txt").read_text().splitlines():
         if line.startswith("RV_CUDA_INCLUDE:"):
@@ -105,7 +108,7 @@ def cuda_sources(tree):
     for entry in json.loads((tree / "compile_commands.json").read_text()):
         words = shlex.split(entry["command"])
         places = [i for i in range(1, len(words)) if words[i - 1] == "-isystem" and words[i] == folder]
-        if places:
+        if places and "#include <cuda_runtime" not in pathlib.Path(entry["file"]).read_text():
             without = [word for i, word in enumerate(words) if i not in places and i + 1 not in places]
             yield entry["file"], entry["directory"], without
 

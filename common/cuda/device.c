@@ -265,6 +265,10 @@ int rv_cuda_enter(struct rv_cuda_device *device, struct rv_cuda_scope *scope, st
     if (rv_cuda_is_forked(cuda))
         return rv_cuda_refuse_fork(err);
     result = cuda->driver.CtxGetCurrent(&scope->before);
+    if (result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT) {
+        scope->before = NULL; /* the caller's is gone (cudaDeviceReset): no reason why ours should not work */
+        result = CUDA_SUCCESS;
+    }
     if (result == CUDA_SUCCESS && scope->before != device->context) {
         call = "cuCtxSetCurrent";
         result = cuda->driver.CtxSetCurrent(device->context);
@@ -275,9 +279,12 @@ int rv_cuda_enter(struct rv_cuda_device *device, struct rv_cuda_scope *scope, st
 
 void rv_cuda_leave(struct rv_cuda_device *device, const struct rv_cuda_scope *scope)
 {
-    /* It fails when the caller's context was destroyed meanwhile, which is as good for him. */
-    if (scope->changed)
-        (void)device->cuda->driver.CtxSetCurrent(scope->before);
+    const struct rv_cuda_driver *driver = &device->cuda->driver;
+
+    /* It fails when the caller's context was destroyed. Ours must not stay in its place: it would make the runtime take
+     * this device for the thread's, and be left behind when it ends. */
+    if (scope->changed && driver->CtxSetCurrent(scope->before) != CUDA_SUCCESS && scope->before)
+        (void)driver->CtxSetCurrent(NULL);
 }
 
 int rv_cuda_stream_take(struct rv_cuda_device *device, CUstream *ret_stream, struct rv_error *err)

@@ -116,12 +116,13 @@ static void hash_block(struct hasher *h, const struct rv_plan *plan, const uint8
     while (rv_cursor_next(&h->cursor, plan, length, &piece)) {
         if (piece.first)
             h->way->reset(h->hash);
-        if (piece.length)
+        if (piece.length) { /* data may be NULL where nothing is left but empty tensors */
             h->way->update(h->hash, data, piece.length);
+            data += piece.length;
+            length -= piece.length;
+        }
         if (piece.last)
             h->way->digest(h->hash, piece.entry->digest);
-        data += piece.length;
-        length -= piece.length;
     }
 }
 

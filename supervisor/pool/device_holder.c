@@ -365,7 +365,8 @@ bool rv_holder_on_frame(struct rv_supervisor *s, int device, const Rv__Frame *fr
         return true;
     case RV__FRAME__BODY_DEVICE_EVENT:
         rv_device_on_event(s, h->child.session, frame->device_event);
-        if (record_of(h)->state == RV_DEVICE_READY) /* it says so when its context is of no use any more */
+        if (rv_devices_by_bytes(s, &frame->device_event->uuid) == device && record_of(h)->state == RV_DEVICE_READY)
+            /* it says so when its context is of no use any more */
             rv_child_kill(&h->child, "its context on the device failed");
         return true;
     default:

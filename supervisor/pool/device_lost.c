@@ -18,6 +18,7 @@
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
 
 #define SAME_XID_US (60 * RV_SEC) /* the same Xid is not logged again before: an application may cause thousands */
+#define XID_LINES_MAX 16u         /* nor more of them within that time: several may come by turns */
 #define RETEST_US (30 * RV_SEC)   /* at most one test of a device in use within so long, whoever complains */
 
 /* ---- what an Xid means ------------------------------------------------------------------------------------------- */
@@ -177,9 +178,15 @@ static void on_xid(struct rv_supervisor *s, int device, uint32_t number)
                    xid ? xid->what : "not known here");
     if (xid && xid->fatal) {
         rv_device_lose(s, device, reason);
-    } else if (extra->xid != number || now - extra->xid_us >= SAME_XID_US) {
-        extra->xid = number;
+        return;
+    }
+    if (now - extra->xid_us >= SAME_XID_US) {
+        extra->xid = extra->xid_lines = 0;
         extra->xid_us = now;
+    }
+    if (extra->xid != number && extra->xid_lines < XID_LINES_MAX) {
+        extra->xid = number;
+        extra->xid_lines++;
         rv_log_warning("%s: %s", s->state.devices[device].name, reason);
     }
 }

@@ -404,10 +404,15 @@ static void begin(struct rv_supervisor *s)
 
         if (search->only >= 0 && search->only != (int)i)
             continue;
-        if (d->state == RV_DEVICE_READY && (s->devices->extras[i].suspected || rv_device_in_use(s, (int)i)))
+        if (d->state == RV_DEVICE_READY && s->devices->extras[i].suspected)
+            continue;
+        if (d->state == RV_DEVICE_READY && rv_device_in_use(s, (int)i)) {
             s->devices->extras[i].suspected = true;
-        else if (d->state != RV_DEVICE_LOST) /* that it stays until it is mended */
+            (void)snprintf(s->devices->extras[i].suspicion, sizeof(s->devices->extras[i].suspicion),
+                           "it was used before the test that was asked for could begin");
+        } else if (d->state != RV_DEVICE_LOST) { /* that it stays until it is mended */
             d->state = RV_DEVICE_TESTING;
+        }
     }
     if (!search->no_cache)
         cache_load(search);

@@ -214,9 +214,12 @@ uint64_t rv_devices_allocatable(const struct rv_supervisor *s, int device, const
     d = &s->state.devices[device];
     held = rv_pool_device_bytes(s, device, &promised);
     budget = d->budget_bytes ? left_of(d->budget_bytes, held + promised) : UINT64_MAX;
-    /* Not less what is promised: a loader allocates all of its arena at once, so it is in these numbers a moment later.
-     * In that moment two loads may both be let in; then the driver refuses one of them. */
+    /* A loader allocates all of its arena at once, so what is promised is in these numbers a moment later. In that moment
+     * two loads may both be let in. On memory of its own the driver then refuses one of them; where it is the machine's,
+     * running out takes all of the machine, so there the promise counts until the load has ended. */
     room = free_on(s, d, &source);
+    if (d->unified)
+        room = left_of(room, promised);
     if (room < budget)
         *ret_source = d->unified ? "MemAvailable - cuda.reserve" : "what NVML says is free";
     else if (budget != UINT64_MAX)

@@ -25,7 +25,8 @@ struct rv_device_extra {
     uint64_t retested_us; /* when it was last tested for a suspicion; 0 = never */
     uint64_t lost_us;     /* when somebody last said that it is gone; 0 = never */
     uint32_t xid;         /* the last one that was logged, */
-    uint64_t xid_us;      /* and when */
+    uint32_t xid_lines;   /* of so many in the time that began */
+    uint64_t xid_us;      /* then; 0 = none yet */
     char suspicion[256];  /* who says that it failed, and what failed */
     bool suspected;       /* it is tested, or is to be, while it is in use: only a failure has consequences */
 };

@@ -307,3 +307,25 @@ def test_a_driver_that_was_initialised_forbids_forks(make_devices):
         print(json.dumps(found))
     """
     assert run_python(None, code, **make_devices().env) == [False, False, True]
+
+
+@pytest.mark.devices
+def test_a_device_that_reads_the_machines_memory_has_both_ways(make_service, make_devices):
+    made = make_service(env=make_devices(kind="unified-plain", memory="1GiB").env)
+    models.write_plain(made.models / "plain.safetensors", mib=8)
+    made.config["models"] = {"plain": {"path": "plain.safetensors"}}
+    made.start()
+    code = CONSUMER + """
+    import numpy
+    lease = resvisor.connect().attach("plain", device="cuda:0")
+    tensor = next(lease.tensors())
+    wanted = tensor.tobytes()
+    assert (lease.backend, tensor.__dlpack_device__()) == ("memfd", (2, 0))
+    assert bytes(tensor.memoryview()) == tensor.numpy().tobytes() == wanted
+    device, host = Taken(tensor.__dlpack__()), Taken(tensor.__dlpack__(dl_device=(1, 0)))
+    assert (device.tensor.device_type, host.tensor.device_type) == (2, 1)
+    assert device.tensor.data == host.tensor.data == tensor.address
+    device.end(); host.end()
+    print(json.dumps(alive(lease)))
+    """
+    assert run_python(made, code) == 0

@@ -1,6 +1,8 @@
 """Devices at bad moments: lost while they are tested, tested while a load is under way, stopped while clients hold their memory."""
 
+import contextlib
 import os
+import resource
 import signal
 
 import pytest
@@ -159,9 +161,60 @@ def test_a_loader_or_holder_speaks_for_its_own_device_only(make, who):
     if who == "holder":
         service.standin.holds(event)
     service.standin.loads(f"{event if who == 'loader' else ''}; {IPC_GOOD}".lstrip("; "))
-    assert load(service).state == "RESIDENT"
+    if who == "loader":
+        assert load(service).state == "RESIDENT"
+    else:  # with a context that failed, whichever it was, it is of no use
+        with pytest.raises(Refused) as refused:
+            load(service)
+        assert refused.value.code == rpc_pb2.ERROR_DEVICE
     service.wait_log("cuda:1 has passed its self-test: it stays in use")
     assert [d["state"] for d in devices(service)] == ["READY", "READY"]
+
+
+# ---- no descriptors ----
+
+
+@contextlib.contextmanager
+def without_descriptors(service):
+    supervisor = service.status().supervisor_pid
+    limits = resource.prlimit(supervisor, resource.RLIMIT_NOFILE)
+    resource.prlimit(supervisor, resource.RLIMIT_NOFILE, (procfs.descriptor_count(supervisor), limits[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(supervisor, resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_holder_that_cannot_be_started_fails_the_load_only(make):
+    service = make("cuda-ipc")
+    service.standin.loads("wait('load'); " + IPC_GOOD)
+    with service.peer() as peer:
+        peer.send(load_frame())
+        procfs.wait_until(lambda: service.standin.reached("load"), WAIT_S, "the loader")
+        with without_descriptors(service):
+            service.standin.open("load")
+            answer = peer.receive()[0]
+        assert answer.error.code == rpc_pb2.ERROR_LIMIT and "the holder of cuda:0" in answer.error.message, answer
+    service.standin.loads(IPC_GOOD)
+    assert load(service).state == "RESIDENT"
+    service.assert_healthy()
+
+
+def test_a_self_test_that_cannot_be_started_takes_nothing_from_a_device_in_use(make):
+    service = make()
+    service.standin.loads(VMM_GOOD)
+    load(service)
+    with service.peer() as peer, without_descriptors(service):
+        peer.send(control_pb2.Frame(device_event=control_pb2.DeviceEvent(uuid=bytes([1]) * 16, error=700, what="cuCtxSynchronize")))
+        service.wait_log("cuda:0 stays in use, untested: cannot start the self-test")
+    assert devices(service)[0]["state"] == "READY" and load(service).state == "RESIDENT"
+    service.cli("unload", "m", "--device", DEVICE)
+    with service.peer() as peer, without_descriptors(service):
+        frame = control_pb2.Frame(id=9, device_request=rpc_pb2.DeviceRequest(action=rpc_pb2.DEVICE_TEST, device=DEVICE))
+        (found,) = peer.request(frame)[0].device_list.devices
+        assert found.state == "UNUSABLE" and "cannot start the self-test" in found.reason, "it says so, and is not TESTING for ever"
+    assert request_test(service, DEVICE).devices[0].state == "READY"
+    service.assert_healthy()
 
 
 # ---- texts ----

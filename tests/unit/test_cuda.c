@@ -493,6 +493,24 @@ static void case_contexts(const char *argument)
     rv_cuda_close(cuda);
 }
 
+/* A thread whose current context was destroyed: ours works all the same, and does not stay in the other's place. */
+static void case_caller_gone(const char *argument)
+{
+    const struct rv_cuda_driver *driver;
+    CUcontext mine = NULL, now = NULL;
+
+    (void)argument;
+    open_device();
+    driver = rv_cuda_driver_of(cuda);
+    for (int i = 0; i < 2; i++) { /* the driver says so when it is asked; then: it names the context that is no more */
+        CHECK(driver->DevicePrimaryCtxRetain(&mine, 1) == CUDA_SUCCESS && driver->CtxSetCurrent(mine) == CUDA_SUCCESS);
+        CHECK(driver->DevicePrimaryCtxRelease(1) == CUDA_SUCCESS);
+        CHECK(rv_cuda_device_check(device, &err) == 0);
+        CHECK(driver->CtxGetCurrent(&now) == CUDA_SUCCESS && now == NULL);
+    }
+    close_device();
+}
+
 /* Everything closes in any order with the end of the context, as when the application resets its device. */
 static void case_context_gone(const char *argument)
 {
@@ -687,6 +705,7 @@ static const struct test_case cases[] = {
     {"copier", case_copier},
     {"wrong_address", case_wrong_address},
     {"contexts", case_contexts},
+    {"caller_gone", case_caller_gone},
     {"context_gone", case_context_gone},
     {"fork", case_fork},
     {"threads", case_threads},
@@ -799,6 +818,7 @@ TEST_CASE(ipc, "")
 TEST_CASE(copier, "late 300")
 TEST_CASE(wrong_address, "")
 TEST_CASE(contexts, "device discrete count=2")
+TEST_CASE(caller_gone, "device discrete count=2; fault cuCtxGetCurrent error=709")
 TEST_CASE(context_gone, "")
 TEST_CASE(fork, "")
 TEST_CASE(threads, "late 0")
@@ -820,6 +840,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_copier),
         cmocka_unit_test(test_wrong_address),
         cmocka_unit_test(test_contexts),
+        cmocka_unit_test(test_caller_gone),
         cmocka_unit_test(test_context_gone),
         cmocka_unit_test(test_fork),
         cmocka_unit_test(test_threads),
