@@ -220,7 +220,9 @@ free_kib=$(df -Pk "$work" | awk 'NR == 2 { print $4 }')
 [ "$free_kib" -gt $((model_bytes / 256 + 65536)) ] || fail "$work has $((free_kib / 1024)) MiB free; set TMPDIR to a larger place"
 for name in $files; do
     file=$work/models/$name.safetensors
-    "$build/libexec/resvisor/resvisor-make-model" "$name" --bytes "$model_bytes" "$file" | sed 's/^.*\.safetensors: /  /'
+    "$build/libexec/resvisor/resvisor-make-model" "$name" --bytes "$model_bytes" "$file" >"$work/made" ||
+        fail "the model $name was not made (see above); TMPDIR may name a larger place"
+    sed 's/^.*\.safetensors: /  /' "$work/made"
     # Out of the page cache again, so that the first load really reads the disk.
     dd if="$file" of="$file" oflag=append conv=notrunc,fdatasync count=0 2>/dev/null
     dd if="$file" iflag=nocache count=0 2>/dev/null
