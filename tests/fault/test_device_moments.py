@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from harness import models, procfs
+from harness import procfs
 from harness.control import Refused
 from harness.device_standin import DeviceStandIn, devices, request_test, wait_state
 from harness.protos import control_pb2, rpc_pb2
