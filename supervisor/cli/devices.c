@@ -253,6 +253,17 @@ static void print_list(const Resvisor__V1__DeviceList *list, bool attributes)
 
 /* ---- command ----------------------------------------------------------------------------------------------------- */
 
+/* For scripts: were all that were tested good? */
+static int verdict(const Resvisor__V1__DeviceList *list)
+{
+    if (list->n_devices == 0)
+        return RV_EXIT_NOT_FOUND;
+    for (size_t i = 0; i < list->n_devices; i++)
+        if (strcmp(list->devices[i]->state, "READY") != 0)
+            return RV_EXIT_REFUSED;
+    return RV_EXIT_DONE;
+}
+
 static int run_devices(int argc, char **argv)
 {
     Resvisor__V1__DeviceRequest body = RESVISOR__V1__DEVICE_REQUEST__INIT;
@@ -288,6 +299,8 @@ static int run_devices(int argc, char **argv)
         print_json(answer.message->device_list);
     else
         print_list(answer.message->device_list, attributes);
+    if (r == 0 && body.action == RESVISOR__V1__DEVICE_ACTION__DEVICE_TEST)
+        exit_code = verdict(answer.message->device_list);
     rv_frame_fini(&answer);
     rv_client_close(&client);
     rv_args_fini(&args);
@@ -298,7 +311,9 @@ const struct rv_command rv_command_devices = {
     .name = "devices",
     .arguments = "[DEVICE] [--test] [--attributes] [--json]",
     .summary = "Show GPUs: memory, how it is shared and why, what the self-test found.",
-    .text = "DEVICE is cuda:0 or the like, or GPU- and the uuid; without it all are shown.",
+    .text = "DEVICE is cuda:0 or the like, or GPU- and the uuid; without it all are shown. With --test the exit code "
+            "is 4 if a "
+            "device that was tested cannot be used, and 6 if there is none.",
     .common = RV_COMMON_CONFIG | RV_COMMON_JSON,
     .min_arguments = 0,
     .max_arguments = 1,

@@ -148,6 +148,9 @@ def test_a_device_is_tested_again_on_request(make_standin, standin):
     answer = json.loads(service.cli("devices", "--test", "cuda:0", "--json").stdout)
     assert answer["devices"][0]["state"] == "READY"
     assert standin.starts("test") == 2
+    standin.does(test="found(); tests(result='failed', detail='719'); done()")
+    refused = service.cli("devices", "--test", check=False)
+    assert refused.returncode == 4 and "UNUSABLE" in refused.stdout
     # One that the driver does not list any more is lost, and comes back.
     standin.does(test="done('cuInit: 100 CUDA_ERROR_NO_DEVICE')")
     assert request_test(service).devices[0].state == "LOST"
