@@ -93,6 +93,7 @@ struct rv_lease {
     struct rv_generation *generation; /* NULL: it was taken away, since the device's memory is gone */
     int device;                       /* where that memory lies or lay: RV_HOST or a number */
     uint64_t revoked_us;              /* when it was taken away; 0 = it was not */
+    bool told;                        /* that it was */
     pid_t pid;                        /* who holds it */
     uint64_t incarnation;             /* if that is a worker; 0 = a client */
 };

@@ -244,6 +244,6 @@ if stage build-fuzz hide build_tree fuzz -DRESVISOR_CUDA=OFF; then
 fi
 if stage build-tsan hide build_tree tsan; then
     # Executors have no threads of ours; those of the matrix library are not instrumented, and would be reported.
-    stage ctest-tsan show unit_tests tsan -E '^test_executor' || true
+    stage ctest-tsan show unit_tests tsan -E '^test_executor|^test_cuda_compute' || true
 fi
 finish

@@ -5,6 +5,7 @@
  */
 #include <errno.h>
 #include <event2/event.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -269,6 +270,8 @@ static void take_result(struct rv_supervisor *s)
         take_facts(d, &search->found[i]);
         if (d->state == RV_DEVICE_LOST && s->devices->extras[d - s->state.devices].lost_us >= search->started_us)
             rv_log_warning("%s stays LOST: it was lost while it was tested", d->name);
+        else if (d->state == RV_DEVICE_READY && !search->spawned)
+            rv_log_warning("%s stays in use, not tested to the end: %s", d->name, missing);
         else if (d->state == RV_DEVICE_READY)
             judge_in_use(s, d, missing);
         else
@@ -349,6 +352,8 @@ static void on_exit_search(struct rv_supervisor *s, struct rv_child *child, cons
     if (!search->done && !search->failure[0])
         (void)snprintf(search->failure, sizeof(search->failure), "the self-test ended before its time: %.80s%s%s",
                        report->text, words[0] ? ": " : "", words);
+    if (report->signaled && report->status == SIGKILL && !child->killed_by_us)
+        search->spawned = false; /* by the kernel for want of memory, or by a person: no news of any device */
     finish(s);
 }
 

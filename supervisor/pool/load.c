@@ -855,9 +855,10 @@ int rv_pool_init(struct rv_supervisor *s)
     TAILQ_INIT(&pool->loads);
     TAILQ_INIT(&pool->parked);
     pool->revoke_timer = event_new(s->base, -1, 0, rv_pool_on_revoke_timer, s);
+    pool->tell_timer = event_new(s->base, -1, 0, rv_pool_on_tell_timer, s);
     pool->logs = calloc(s->config->max_loads, sizeof(struct rv_log *));
     pool->log_used = calloc(s->config->max_loads, sizeof(*pool->log_used));
-    if (!pool->logs || !pool->log_used || !pool->revoke_timer)
+    if (!pool->logs || !pool->log_used || !pool->revoke_timer || !pool->tell_timer)
         return -ENOMEM;
     for (uint32_t i = 0; i < s->config->model_count; i++) {
         const struct rv_config_model *c = &s->config->models[i];
@@ -882,6 +883,8 @@ void rv_pool_fini(struct rv_supervisor *s)
     }
     if (s->pool->revoke_timer)
         event_free(s->pool->revoke_timer);
+    if (s->pool->tell_timer)
+        event_free(s->pool->tell_timer);
     free(s->pool->logs);
     free(s->pool->log_used);
     free(s->pool);

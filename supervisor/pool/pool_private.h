@@ -27,6 +27,8 @@ struct rv_pool {
     uint32_t parked_count;
     bool preload_waits;         /* some models to preload go to devices that are not known yet */
     struct event *revoke_timer; /* the next client that keeps what it was told to give back */
+    struct event *tell_timer;   /* clients have not read yet what they are told */
+    char revoke_reasons[RV_DEVICES_MAX][RV_ERROR_TEXT_MAX]; /* what they are told, by device */
 };
 
 /* The session may wait for one request more, or LIMIT. */
@@ -37,6 +39,8 @@ bool rv_load_is_preload(const struct rv_supervisor *s);
 
 /* revoke.c: cuda.revoke_timeout has passed for some client. The context is the supervisor. */
 void rv_pool_on_revoke_timer(int fd, short what, void *context);
+/* A client may have read by now. */
+void rv_pool_on_tell_timer(int fd, short what, void *context);
 
 /* ---- park.c: requests that wait until the devices are known ---- */
 

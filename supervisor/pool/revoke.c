@@ -1,6 +1,7 @@
 /* A device's memory is gone, with everything that lay there: the catalogue forgets it, and who used it is told. */
 #include <errno.h>
 #include <event2/event.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "clock.h"
@@ -9,16 +10,48 @@
 #include "pool_private.h"
 #include "supervisor.h"
 
-static void tell(struct rv_session *session, const struct rv_lease *lease, const struct rv_error *err)
+#define TELL_US (20 * RV_MSEC) /* between two looks whether a client has read what it was told */
+
+static void tell(struct rv_session *session, struct rv_lease *lease)
 {
     Rv__Frame frame = RV__FRAME__INIT;
     Rv__LeaseRevoke revoke = RV__LEASE_REVOKE__INIT;
 
+    lease->told = true;
     revoke.lease_id = lease->id;
-    revoke.reason = (char *)err->message;
+    revoke.reason = session->supervisor->pool->revoke_reasons[lease->device];
     frame.body_case = RV__FRAME__BODY_LEASE_REVOKE;
     frame.lease_revoke = &revoke;
     rv_session_send(session, &frame, NULL, 0);
+}
+
+/* More than fits into a socket waits: who has many leases, and reads, must not be cut off for that. */
+static void tell_clients(struct rv_supervisor *s)
+{
+    struct timeval tv = rv_timeval(TELL_US);
+    struct rv_session *session;
+    struct rv_lease *lease;
+    bool more = false;
+
+    TAILQ_FOREACH (session, rv_control_sessions(s), link) {
+        TAILQ_FOREACH (lease, &session->leases, link) {
+            if (session->child || lease->generation || lease->told)
+                continue;
+            if (rv_peer_is_idle(session->peer))
+                tell(session, lease);
+            else
+                more = true;
+        }
+    }
+    if (more)
+        (void)event_add(s->pool->tell_timer, &tv);
+}
+
+void rv_pool_on_tell_timer(int fd, short what, void *context)
+{
+    (void)fd;
+    (void)what;
+    tell_clients(context);
 }
 
 /* Leases stay with their sessions until those detach: what they point to does not. */
@@ -37,10 +70,10 @@ static uint32_t take_leases(struct rv_supervisor *s, int device, const struct rv
             lease->generation = NULL;
             lease->revoked_us = now;
             taken++;
-            if (!session->child) /* workers are ended by rv_workers_device_lost */
-                tell(session, lease, err);
         }
     }
+    (void)snprintf(s->pool->revoke_reasons[device], sizeof(s->pool->revoke_reasons[device]), "%s", err->message);
+    tell_clients(s); /* workers are ended by rv_workers_device_lost */
     return taken;
 }
 

@@ -71,25 +71,31 @@ static int too_many(struct rv_error *err)
     return rv_error_set(err, EBUSY, RV_CODE(LIMIT), "%u requests wait for the supervisor's answer", UNDER_WAY_MAX);
 }
 
+/* What the asker waits for: the answer to this frame, which gets an id of its own. */
+static int ask(struct rv_router *router, struct rv_asker *asker, Rv__Frame *frame, struct rv_error *err)
+{
+    int r;
+
+    if (under_way(router) >= UNDER_WAY_MAX)
+        return too_many(err);
+    r = rv_parked_add(router, asker, NULL, 0, &frame->id, err);
+    if (r == 0)
+        send(router, frame);
+    return r;
+}
+
 int rv_ask_model(struct rv_router *router, struct rv_asker *asker, const Resvisor__V1__ModelRequest *request,
                  struct rv_error *err)
 {
     Rv__Frame frame = RV__FRAME__INIT;
     Resvisor__V1__ModelRequest copy = RESVISOR__V1__MODEL_REQUEST__INIT; /* without what we do not know */
-    int r;
 
-    if (under_way(router) >= UNDER_WAY_MAX)
-        return too_many(err);
-    r = rv_parked_add(router, asker, NULL, 0, &frame.id, err);
-    if (r < 0)
-        return r;
     copy.action = request->action;
     copy.model = request->model;
     copy.device = request->device;
     frame.body_case = RV__FRAME__BODY_MODEL_REQUEST;
     frame.model_request = &copy;
-    send(router, &frame);
-    return 0;
+    return ask(router, asker, &frame, err);
 }
 
 int rv_ask_device(struct rv_router *router, struct rv_asker *asker, const Resvisor__V1__DeviceRequest *request,
@@ -97,37 +103,23 @@ int rv_ask_device(struct rv_router *router, struct rv_asker *asker, const Resvis
 {
     Rv__Frame frame = RV__FRAME__INIT;
     Resvisor__V1__DeviceRequest copy = RESVISOR__V1__DEVICE_REQUEST__INIT; /* without what we do not know */
-    int r;
 
-    if (under_way(router) >= UNDER_WAY_MAX)
-        return too_many(err);
-    r = rv_parked_add(router, asker, NULL, 0, &frame.id, err);
-    if (r < 0)
-        return r;
     copy.action = request->action;
     copy.device = request->device;
     frame.body_case = RV__FRAME__BODY_DEVICE_REQUEST;
     frame.device_request = &copy;
-    send(router, &frame);
-    return 0;
+    return ask(router, asker, &frame, err);
 }
 
 int rv_ask_restart(struct rv_router *router, struct rv_asker *asker, const char *type, struct rv_error *err)
 {
     Rv__Frame frame = RV__FRAME__INIT;
     Rv__RestartType restart = RV__RESTART_TYPE__INIT;
-    int r;
 
-    if (under_way(router) >= UNDER_WAY_MAX)
-        return too_many(err);
-    r = rv_parked_add(router, asker, NULL, 0, &frame.id, err);
-    if (r < 0)
-        return r;
     restart.type = (char *)type;
     frame.body_case = RV__FRAME__BODY_RESTART_TYPE;
     frame.restart_type = &restart;
-    send(router, &frame);
-    return 0;
+    return ask(router, asker, &frame, err);
 }
 
 /* One at a time, and a bounded part of each log: what the supervisor can queue for us ends our connection when it is

@@ -154,6 +154,8 @@ static void gpu_set(struct fake_gpu *gpu, const char *key, const char *value)
         gpu->ipc_memory = number_of(value) != 0;
     } else if (strcmp(key, "fd") == 0) {
         gpu->fd_works = number_of(value) != 0;
+    } else if (strcmp(key, "handle") == 0) {
+        gpu->one_handle = number_of(value) != 0;
     } else if (strcmp(key, "processor") == 0) {
         gpu->processor = number_of(value) != 0;
     } else if (strcmp(key, "readonly") == 0) {

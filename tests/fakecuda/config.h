@@ -26,6 +26,7 @@ struct fake_gpu {
     bool ipc_memory;  /* legacy IPC of memory works */
     bool fd_works;    /* handles with descriptors can really be made (false with attribute 103 set: as WSL2) */
     bool writable;    /* read-only mappings do not keep stores out */
+    bool one_handle;  /* of all its primary contexts, one after the other */
     bool processor;   /* the processor copies between addresses of the host */
     bool mortal;      /* memory of VMM ends with the process that made it */
     enum fake_nvml nvml;
@@ -42,7 +43,7 @@ struct fake_fault {
     int poison;                  /* device that is of no more use to this process then; -1 = none */
     int xid_gpu, xid;            /* Xid raised then; xid 0 = none */
     unsigned delay_ms;
-    bool damage; /* the copy of this call moves a wrong first byte */
+    bool damage;    /* the copy of this call moves a wrong first byte */
     unsigned calls; /* counted so far */
 };
 

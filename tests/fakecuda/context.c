@@ -7,6 +7,7 @@
 static _Thread_local struct CUctx_st *current;
 static struct CUctx_st *all;
 static struct CUctx_st *primary[FAKE_GPUS_MAX];
+static struct CUctx_st *ended[FAKE_GPUS_MAX]; /* the last one, where a device has one handle for all of them */
 static unsigned retained[FAKE_GPUS_MAX];
 
 struct CUctx_st *fake_current(void)
@@ -17,18 +18,24 @@ struct CUctx_st *fake_current(void)
 static CUresult context_create(unsigned gpu)
 {
     const struct fake_gpu *facts = &fake_config()->gpus[gpu];
-    struct CUctx_st *context = calloc(1, sizeof(*context));
+    struct CUctx_st *context = ended[gpu], *fresh = NULL;
+    if (context == NULL)
+        context = fresh = calloc(1, sizeof(*context));
     if (context == NULL)
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t limit = facts->total < facts->oom_at ? facts->total : facts->oom_at;
     if (fake_state_charge(gpu, facts->context, limit, "context", &context->ledger) != 0) {
-        free(context);
+        free(fresh);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     context->gpu = gpu;
     context->alive = true;
-    context->next = all;
-    all = primary[gpu] = context;
+    primary[gpu] = context;
+    ended[gpu] = NULL;
+    if (fresh != NULL) {
+        context->next = all;
+        all = context;
+    }
     return CUDA_SUCCESS;
 }
 
@@ -42,6 +49,7 @@ static void context_end(struct CUctx_st *context)
     fake_state_uncharge(context->gpu, fake_config()->gpus[context->gpu].context);
     context->alive = false;
     primary[context->gpu] = NULL;
+    ended[context->gpu] = fake_config()->gpus[context->gpu].one_handle ? context : NULL;
 }
 
 CUresult fake_DevicePrimaryCtxRetain(CUcontext *ret_context, CUdevice device)
@@ -100,7 +108,7 @@ CUresult fake_CtxSetCurrent(CUcontext context)
         known = known->next;
     if (context != NULL && known == NULL)
         return fake_leave(CUDA_ERROR_INVALID_CONTEXT);
-    if (context != NULL && !context->alive)
+    if (context != NULL && !context->alive && !fake_config()->gpus[context->gpu].one_handle)
         return fake_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
     current = context;
     return fake_leave(CUDA_SUCCESS);

@@ -28,6 +28,7 @@
  *             ipc=0|1        does IPC of memory work
  *             fd=0|1         can VMM really make descriptors
  *             readonly=0     read-only mappings keep no store out
+ *             handle=1       its primary contexts have one handle, one after the other
  *             processor=1    the processor copies between addresses of the host: a wrong one is SIGSEGV
  *             outlive=0      memory of VMM ends with the process that made it
  *             nvml=full|silent|hidden
@@ -87,7 +88,9 @@
  *   - Primary contexts are counted; releasing one that is not retained is INVALID_CONTEXT; the last release
  *     destroys it with its allocations, streams, events and opened handles. [H cuDevicePrimaryCtxRelease]
  *   - The current context is a thread's own. None: INVALID_CONTEXT. Destroyed: CONTEXT_IS_DESTROYED, also when a
- *     new primary context of that device exists. [H CUDA_ERROR_CONTEXT_IS_DESTROYED]
+ *     new primary context of that device exists. [H CUDA_ERROR_CONTEXT_IS_DESTROYED] With handle=1 as the driver does
+ *     it: the handle of a destroyed primary context stays current, may be made current, and is that of the next one.
+ *     [R, lupinemachines/lupine 846]
  *   - Errors of the device stick, for the rest of the process: "to continue using CUDA, the process must be
  *     terminated and relaunched". [H CUDA_ERROR_ILLEGAL_ADDRESS] So a new primary context does not help, and
  *     unmapping fails. [P]

@@ -6,6 +6,8 @@ import os
 import pytest
 
 from harness import models
+from harness.device_standin import wait_state
+from harness.loader_standin import LoaderStandIn
 
 
 @pytest.fixture
@@ -33,3 +35,20 @@ def attach_and_close(service, path):
         _, index_fd, arena_fds = peer.attach(path)
         for fd in [index_fd, *arena_fds]:
             os.close(fd)
+
+
+@pytest.fixture
+def make_scripted(make_service, tmp_path):
+    """make_scripted(backend, **config): a running service whose loader and device are stand-ins (service.standin), with a model m."""
+
+    def make_one(backend="cuda-vmm", **config):
+        standin = LoaderStandIn(tmp_path, backend)
+        service = make_service(config, program=standin.program)
+        models.write_plain(service.models / "m.safetensors", mib=1)
+        service.config["models"] = {"m": {"path": "m.safetensors"}}
+        service.standin = standin
+        service.start()
+        wait_state(service, "READY")
+        return service
+
+    return make_one

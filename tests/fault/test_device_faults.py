@@ -373,6 +373,21 @@ def test_a_loader_that_meets_a_dead_device_loses_it(make_gpu):
 
 
 @on_double
+def test_a_loader_whose_driver_does_not_start_leads_to_a_test_and_no_loss(make_gpu):
+    """cuInit says 999 also of what is wrong with the machine or the process: no device was touched."""
+    service = make_gpu(types=("host",))
+    wait_state(service, "READY")
+    service.gpus.fault("cuInit", error=999, program="resvisor-loader")
+    failed = service.cli("load", "small", "--device", "cuda:0", check=False)
+    assert failed.returncode != 0 and "cuInit: 999" in failed.stderr and "nvidia-modprobe" in failed.stderr
+    service.wait_log("cuda:0 is tested again", WAIT_S)
+    service.gpus.no_faults()
+    assert request_test(service, "cuda:0").devices[0].state == "READY"
+    assert "LOST" not in service.log()
+    assert service.cli("load", "small", "--device", "cuda:0").returncode == 0
+
+
+@on_double
 def test_a_holder_that_meets_a_dead_device_loses_it(make_gpu):
     service = make_gpu(kind="no-vmm", types=("host",))
     wait_state(service, "READY")

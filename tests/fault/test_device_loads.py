@@ -6,8 +6,6 @@ import pytest
 
 from harness import models, procfs
 from harness.control import Refused
-from harness.device_standin import wait_state
-from harness.loader_standin import LoaderStandIn
 from harness.protos import control_pb2, rpc_pb2
 
 WAIT_S = 20
@@ -16,23 +14,6 @@ VMM_GOOD = "arena = plan(); done([Arena(size=4 * MIB, backend=VMM, page_size=2 *
 IPC_GOOD = "arena, = plan(); done([arena], [])"
 
 pytestmark = pytest.mark.host_memory  # they have a device of their own, which no driver knows
-
-
-@pytest.fixture
-def make(make_service, tmp_path):
-    """make(backend, **config): a running service whose loader and device are stand-ins (service.standin)."""
-
-    def make_one(backend="cuda-vmm", **config):
-        standin = LoaderStandIn(tmp_path, backend)
-        service = make_service(config, program=standin.program)
-        models.write_plain(service.models / "m.safetensors", mib=1)
-        service.config["models"] = {"m": {"path": "m.safetensors"}}
-        service.standin = standin
-        service.start()
-        wait_state(service, "READY")
-        return service
-
-    return make_one
 
 
 def load(service):
@@ -70,8 +51,8 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lie_of_the_loader_is_no_model(make, lie):
-    service = make()
+def test_a_lie_of_the_loader_is_no_model(make_scripted, lie):
+    service = make_scripted()
     service.standin.loads(LIES[lie])
     service.status()
     before = service.holdings()
@@ -88,8 +69,8 @@ def test_a_lie_of_the_loader_is_no_model(make, lie):
     service.assert_healthy()
 
 
-def test_what_the_holder_gave_is_what_loader_and_clients_get_and_it_is_freed_once(make):
-    service = make("cuda-ipc")
+def test_what_the_holder_gave_is_what_loader_and_clients_get_and_it_is_freed_once(make_scripted):
+    service = make_scripted("cuda-ipc")
     service.standin.loads(IPC_GOOD)
     load(service)
     with service.peer() as peer:
@@ -112,15 +93,15 @@ IPC_LIES = {
     "a descriptor beside it": "arena, = plan(); done([arena], [plain()])",
     "nothing of it": "plan(); done([], [])",
     "twice": "arena, = plan(); done([arena, arena], [])",
-    "its death": "plan(); os.kill(os.getpid(), 9)",
+    "its death": "plan(); os.kill(os.getpid(), 11)",
     "its end": "plan()",
     "an error": "plan(); send(error=rpc_pb2.Error(code=rpc_pb2.ERROR_DEVICE, message='cuIpcOpenMemHandle: 999'))",
 }
 
 
 @pytest.mark.parametrize("lie", IPC_LIES)
-def test_what_was_allocated_for_a_load_that_fails_is_freed(make, lie):
-    service = make("cuda-ipc")
+def test_what_was_allocated_for_a_load_that_fails_is_freed(make_scripted, lie):
+    service = make_scripted("cuda-ipc")
     service.standin.loads(IPC_LIES[lie])
     found = refused(service)
     assert lie.startswith("its ") or "ended before its time" not in found.error.message
@@ -145,8 +126,8 @@ HOLDER_LIES = {
 
 
 @pytest.mark.parametrize("lie", HOLDER_LIES)
-def test_a_holder_without_a_good_arena_fails_the_load(make, lie):
-    service = make("cuda-ipc")
+def test_a_holder_without_a_good_arena_fails_the_load(make_scripted, lie):
+    service = make_scripted("cuda-ipc")
     service.standin.holds(HOLDER_LIES[lie])
     service.standin.loads(IPC_GOOD)
     found = refused(service)
@@ -159,8 +140,8 @@ def test_a_holder_without_a_good_arena_fails_the_load(make, lie):
 
 
 @pytest.mark.parametrize("how", ["unload", "kill", "stop"])
-def test_a_load_that_waits_for_the_holder_can_end(make, how):
-    service = make("cuda-ipc")
+def test_a_load_that_waits_for_the_holder_can_end(make_scripted, how):
+    service = make_scripted("cuda-ipc")
     service.standin.holds("wait('asked')")
     service.standin.loads(IPC_GOOD)
     with service.peer() as peer:
@@ -181,8 +162,8 @@ def test_a_load_that_waits_for_the_holder_can_end(make, how):
     service.assert_healthy()
 
 
-def test_a_holder_that_dies_takes_what_it_held(make):
-    service = make("cuda-ipc")
+def test_a_holder_that_dies_takes_what_it_held(make_scripted):
+    service = make_scripted("cuda-ipc")
     service.standin.loads(IPC_GOOD)
     load(service)
     with service.peer() as peer:
@@ -198,8 +179,8 @@ def test_a_holder_that_dies_takes_what_it_held(make):
     service.assert_healthy()
 
 
-def test_a_holder_that_dies_ends_the_load_that_fills_its_arena(make):
-    service = make("cuda-ipc")
+def test_a_holder_that_dies_ends_the_load_that_fills_its_arena(make_scripted):
+    service = make_scripted("cuda-ipc")
     service.standin.loads("arena, = plan(); wait('filled'); done([arena], [])")
     with service.peer() as peer:
         peer.send(load_frame())

@@ -511,6 +511,35 @@ static void case_caller_gone(const char *argument)
     close_device();
 }
 
+/* The application resets the device and goes on: the driver gives the new context the old one's handle. */
+static void case_context_again(const char *argument)
+{
+    struct rv_cuda_memory memory = {0}, ipc = {0};
+    struct rv_cuda_copier *copier = NULL;
+    const struct rv_cuda_driver *driver;
+    CUcontext before = NULL, again = NULL;
+    struct rv_arena arena;
+
+    (void)argument;
+    open_device();
+    driver = rv_cuda_driver_of(cuda);
+    CHECK(rv_cuda_vmm_create(device, 1, &memory, &arena, &err) == 0);
+    CHECK(rv_cuda_ipc_create(device, 1, &ipc, &arena, &err) == 0);
+    CHECK(rv_cuda_copier_create(device, &copier, &err) == 0);
+    CHECK(driver->DevicePrimaryCtxRetain(&before, 0) == CUDA_SUCCESS && driver->CtxSetCurrent(before) == CUDA_SUCCESS);
+    write_pattern(memory.address, 100, 1);
+    CHECK(driver->DevicePrimaryCtxRelease(0) == CUDA_SUCCESS && driver->DevicePrimaryCtxRelease(0) == CUDA_SUCCESS);
+    CHECK(rv_cuda_fill(device, memory.address, 1, 1, &err) == -ESTALE); /* between the two contexts */
+    CHECK(driver->DevicePrimaryCtxRetain(&again, 0) == CUDA_SUCCESS && again == before);
+    CHECK(rv_cuda_copier_zero(copier, memory.address, 1, &err) < 0);
+    (void)rv_cuda_fill(device, memory.address, 1, 1, &err); /* the stream that was kept has ended with the context */
+    CHECK(rv_cuda_fill(device, memory.address, 1, 1, &err) == 0);
+    rv_cuda_copier_destroy(copier);
+    rv_cuda_memory_close(device, &memory);
+    rv_cuda_memory_close(device, &ipc);
+    close_device();
+}
+
 /* Everything closes in any order with the end of the context, as when the application resets its device. */
 static void case_context_gone(const char *argument)
 {
@@ -706,6 +735,7 @@ static const struct test_case cases[] = {
     {"wrong_address", case_wrong_address},
     {"contexts", case_contexts},
     {"caller_gone", case_caller_gone},
+    {"context_again", case_context_again},
     {"context_gone", case_context_gone},
     {"fork", case_fork},
     {"threads", case_threads},
@@ -819,6 +849,7 @@ TEST_CASE(copier, "late 300")
 TEST_CASE(wrong_address, "")
 TEST_CASE(contexts, "device discrete count=2")
 TEST_CASE(caller_gone, "device discrete count=2; fault cuCtxGetCurrent error=709")
+TEST_CASE(context_again, "device discrete handle=1")
 TEST_CASE(context_gone, "")
 TEST_CASE(fork, "")
 TEST_CASE(threads, "late 0")
@@ -841,6 +872,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_wrong_address),
         cmocka_unit_test(test_contexts),
         cmocka_unit_test(test_caller_gone),
+        cmocka_unit_test(test_context_again),
         cmocka_unit_test(test_context_gone),
         cmocka_unit_test(test_fork),
         cmocka_unit_test(test_threads),

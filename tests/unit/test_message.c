@@ -255,6 +255,19 @@ static void long_error_texts_are_cut_between_characters(void **state)
     assert_int_equal(copy.code, 0);
 }
 
+static void texts_that_a_format_cut_are_mended(void **state)
+{
+    struct rv_error err = {0};
+    char whole[] = "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80z", torn[] = "\xe2\x82, \xc3\xa9\xff\xf0\x9f\x98";
+
+    (void)state;
+    assert_string_equal(rv_text_mend(whole), "a\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80z");
+    assert_string_equal(rv_text_mend(torn), "??, \xc3\xa9????");
+    assert_string_equal(rv_text_mend(torn + strlen(torn)), "");
+    (void)rv_error_set(&err, EIO, RESVISOR__V1__ERROR_CODE__ERROR_DEVICE, "%.4s; and more", "abc\xc3\xa9");
+    assert_string_equal(err.message, "abc?; and more");
+}
+
 /* Found by fuzz_message: an unknown field with a tag in two bytes packed to one that protobuf-c refuses. */
 static void unknown_fields_are_not_passed_on(void **state)
 {
@@ -286,6 +299,7 @@ int main(void)
         cmocka_unit_test(unknown_fields_are_not_passed_on),
         cmocka_unit_test(every_cut_of_a_message_is_survived),
         cmocka_unit_test(long_error_texts_are_cut_between_characters),
+        cmocka_unit_test(texts_that_a_format_cut_are_mended),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
