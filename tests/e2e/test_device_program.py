@@ -1,6 +1,7 @@
 """resvisor-device on the double of the CUDA driver: the self-test with every row going wrong, the holder, the watch."""
 
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -506,7 +507,20 @@ def test_what_a_holder_refuses(make_devices):
     assert child.process.returncode == 1
 
 
-def test_a_full_table_of_a_holder_is_refused_until_one_is_freed(make_devices):
+@pytest.fixture
+def many_files():
+    """A descriptor for each allocation: the supervisor raises this limit for its children, a shell often has 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = HOLDER_ALLOCATIONS + 256
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"{wanted} descriptors are not allowed here")
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_full_table_of_a_holder_is_refused_until_one_is_freed(make_devices, many_files):
     gpus = make_devices("no-vmm", memory="64GiB")
     alone = types.SimpleNamespace(env={**gpus.env, "FAKECUDA_STATE": ""})  # nobody else looks: the double need not count
     with holder(alone) as child:

@@ -15,7 +15,8 @@ def folder(tmp_path):
     """As tests/gpu/build.sh makes it, of this build's programs."""
     made = tmp_path / "gpu"
     (made / "bin").mkdir(parents=True)
-    for path in [*(BUILD / "bin").iterdir(), *(BUILD / "tests" / name for name in ("gpu-memory", "gpu-client", "gpu-picture"))]:
+    helpers = ("gpu-memory", "gpu-client", "gpu-picture", "probe.so")
+    for path in [*(BUILD / "bin").iterdir(), *(BUILD / "tests" / name for name in helpers)]:
         (made / "bin" / path.name).symlink_to(path)
     for name in ("libexec", "lib"):
         (made / name).symlink_to(BUILD / name)

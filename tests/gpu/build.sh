@@ -28,13 +28,13 @@ if ninja -C "$build" -t targets all | grep -q '^executor_cuda-image:'; then
     executors="$executors executor_cuda-image"
 fi
 cmake --build "$build" --target resvisor_program resvisor resvisor-worker resvisor-router resvisor-loader resvisor-device \
-    resvisor-make-model gpu-memory gpu-client gpu-picture $executors
+    resvisor-make-model gpu-memory gpu-client gpu-picture probe $executors
 
 rm -rf "$folder"
 mkdir -p "$folder/bin" "$folder/libexec/resvisor" "$folder/lib/bundled" "$folder/lib/resvisor/executors" \
     "$folder/lib/resvisor/python" "$folder/comfyui"
 cp "$build/bin/resvisor" "$build/bin/resvisor-worker" "$build/tests/gpu-memory" "$build/tests/gpu-client" "$build/tests/gpu-picture" \
-    "$folder/bin/"
+    "$build/tests/probe.so" "$folder/bin/"
 for name in router loader device make-model; do
     cp "$build/libexec/resvisor/resvisor-$name" "$folder/libexec/resvisor/"
 done

@@ -525,7 +525,7 @@ make_model image --bytes 64MiB --dtype BF16 "$work/models/image.safetensors" &&
     make_model plain --bytes "$model_size" --dtype BF16 "$work/models/large.safetensors" ||
     { echo "run.sh: the models were not made: $(tail -n 1 "$work/make-model")" >&2; code=1; exit; }
 executor=cuda-image
-[ -f "$here/lib/resvisor/executors/cuda-image.so" ] || executor=image
+[ -f "$here/lib/resvisor/executors/cuda-image.so" ] || executor=$here/bin/probe.so # the others read by the CPU
 cat >"$work/alone.yaml" <<YAML
 model_folders: [models]
 models: {image: image.safetensors, text-encoder: text-encoder.safetensors, large: large.safetensors}
