@@ -20,6 +20,7 @@ logs=$build/logs
 pytest_limit_s=2400 # ends a run that hangs; each test has a limit of its own, and a busy machine needs 20 minutes
 begin=$(date +%s)
 failed=
+chosen=
 table=
 mkdir -p "$logs"
 
@@ -190,6 +191,7 @@ finish() {
     fi
     left_out=
     [ "$mode" = full ] || left_out=", without the tests that need torch and ComfyUI"
+    [ -z "$chosen" ] || left_out=", only the tests that were asked for"
     echo "tests: ok ($mode$left_out), $took s"
     exit 0
 }
@@ -209,6 +211,7 @@ stage cuda-headers hide get_cuda_headers || finish
 stage build-release hide build_tree release || finish
 
 if [ $# -gt 0 ]; then
+    chosen=yes
     stage pytest show python_tests release "$@" || true
     finish
 fi
