@@ -258,6 +258,8 @@ static void on_end_timer(int fd, short what, void *context)
 
     (void)fd;
     (void)what;
+    rv_log_warning("the holder of %s is ended: clients have not let go of its memory within cuda.revoke_timeout",
+                   record_of(h)->name);
     rv_child_kill(&h->child, "resvisor is stopping, and clients have not let go of its memory");
 }
 

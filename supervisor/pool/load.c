@@ -808,7 +808,7 @@ bool rv_load_is_at(const struct rv_supervisor *s, int device)
     const struct rv_load *load;
 
     TAILQ_FOREACH (load, &s->pool->loads, link)
-        if (load->device == device)
+        if (load->device == device && load->stage != LOAD_ENDED) /* an ended one waits for its loader's exit only */
             return true;
     return false;
 }
