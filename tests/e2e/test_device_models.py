@@ -117,7 +117,8 @@ def test_one_file_lies_on_the_host_and_on_two_devices_at_once(machine, kind):
         found = row(service, "m", device)
         assert (found.state, found.loads, found.leases, found.backend) == ("RESIDENT", 1, 1, backend)
         assert found.bytes >= 8 * MIB
-    assert [service.devices.allocated(i) for i in (0, 1)] == [8 * MIB, 8 * MIB]
+    for number in (0, 1):
+        service.devices.wait_allocated(8 * MIB, number)
     assert 8 * MIB <= service.status().pool_bytes < 9 * MIB, "what lies on devices is not the host's"
     assert [service.type(name).device for name in "hab"] == [HOST, FIRST, SECOND]
     table = service.cli("models").stdout.splitlines()
@@ -175,7 +176,8 @@ def test_each_place_is_loaded_unloaded_and_pinned_by_itself(machine):
     assert {m.device for m in service.status().models} == {HOST, FIRST, SECOND}
     assert service.cli_json("unload", "m", "--device", FIRST)["state"] == "ABSENT"
     service.devices.wait_allocated(0, 0)
-    assert service.devices.allocated(1) == 8 * MIB and row(service, "m", HOST).state == "RESIDENT"
+    service.devices.wait_allocated(8 * MIB, 1)
+    assert row(service, "m", HOST).state == "RESIDENT"
     pinned = refusal(service.control.model, rpc_pb2.MODEL_UNLOAD, "m")
     assert pinned.code == rpc_pb2.ERROR_MODEL_PINNED and "on cuda:1" in pinned.error.message
     assert row(service, "m", HOST).state == "RESIDENT", "all or nothing"
@@ -218,7 +220,8 @@ def test_one_load_per_place_for_all_who_ask(machine, kind):
     assert [row(service, "m", device).loads for device in (FIRST, SECOND)] == [1, 1]
     assert service.status().loads == 2
     procfs.wait_until(lambda: service.status().leases == 0, WAIT_S, "the end of all leases")
-    assert [service.devices.allocated(i) for i in (0, 1)] == [8 * MIB, 8 * MIB]
+    for number in (0, 1):
+        service.devices.wait_allocated(8 * MIB, number)
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
@@ -234,7 +237,7 @@ def test_a_changed_file_is_a_new_generation_where_it_is_asked_for(machine, kind)
                 found = row(service, "m", FIRST)
                 assert (found.generation, found.old_generations) == (2, 1)
                 assert row(service, "m", SECOND).generation == 1, "nobody asked there"
-                assert service.devices.allocated(0) == 14 * MIB
+                service.devices.wait_allocated(14 * MIB)
                 peer.detach(old.lease_id)
         service.devices.wait_allocated(6 * MIB, 0)
         with leased(other, "m", SECOND) as again:
@@ -261,7 +264,7 @@ def test_a_load_that_ends_early_leaves_nothing_on_the_device(machine, kind, how)
     service.devices.wait_allocated(0, 0)
     service.devices.no_faults()
     service.cli("load", "m", "--device", FIRST)
-    assert service.devices.allocated(0) == 32 * MIB
+    service.devices.wait_allocated(32 * MIB)
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
@@ -276,7 +279,8 @@ def test_a_worker_that_is_killed_leaks_nothing(machine, kind):
         procfs.kill(before.pid)
         service.wait_worker("a", starts=before.starts + 1)
     assert row(service, "m", FIRST).loads == 1, "it came back without a load"
-    assert service.devices.allocated(0) == 8 * MIB and row(service, "m", FIRST).leases == 1
+    service.devices.wait_allocated(8 * MIB)
+    assert row(service, "m", FIRST).leases == 1
 
 
 # ---- before the devices are known -----------------------------------------------------------------------------------

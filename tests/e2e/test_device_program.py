@@ -471,9 +471,9 @@ def test_a_holder_allocates_and_frees(make_devices):
         assert len(first.handle) == 64 and first.handle != second.handle
         assert first.backend == 3
         assert first.size >= 3 * MIB and first.size % first.page_size == 0
-        assert gpus.allocated() == first.size + second.size
+        gpus.wait_allocated(first.size + second.size)
         assert free(child, first.allocation).WhichOneof("body") == "done"
-        assert gpus.allocated() == second.size
+        gpus.wait_allocated(second.size)
         third = allocate(child, MIB)
         assert third.allocation not in (first.allocation, second.allocation)
     assert child.process.returncode == 0

@@ -131,7 +131,7 @@ def test_the_pool_is_read_once_for_workers_and_clients_on_a_device(probing):
         for _ in range(3):
             (model,) = look(jobs, "look", attach="every@cuda:0")["models"][:1]
             assert model["read_bytes"] == 0 or model["waited"]
-    assert service.devices.allocated(0) == 2 * MIB
+    service.devices.wait_allocated(2 * MIB)
 
 
 def test_a_workers_report_makes_resvisor_look_at_the_device_itself(probing):

@@ -336,7 +336,7 @@ def test_a_stop_leaves_nothing_on_the_device(make_gpu, kind):
     assert service.gpus.allocated(0) > 0
     assert service.stop() == 0
     service.assert_nothing_left()
-    assert service.gpus.allocated(0) == 0
+    service.gpus.wait_allocated(0)
 
 
 @on_double
