@@ -17,6 +17,7 @@ enum rv_backend_id { RV_BACKEND_NONE = 0, RV_BACKEND_MEMFD = 1, RV_BACKEND_CUDA_
 
 #define RV_IPC_HANDLE_SIZE 64u  /* CU_IPC_HANDLE_SIZE of cuda.h */
 #define RV_DEVICE_UUID_SIZE 16u /* CUuuid of cuda.h */
+#define RV_DEVICE_UUID_TEXT 41  /* "GPU-" and 36 characters, NUL */
 
 enum rv_huge_pages { RV_HUGE_OFF = 0, RV_HUGE_AUTO = 1, RV_HUGE_ONLY = 2 };
 
@@ -83,5 +84,8 @@ int rv_memfd_create(const char *label, unsigned extra_flags);
 
 /* Adds WRITE|SHRINK|GROW|SEAL, waiting up to 1 s for the last reference of a finished transfer (EBUSY). */
 int rv_memfd_seal(int fd);
+
+/* "GPU-xxxxxxxx-xxxx-…" as nvidia-smi writes it. Returns buffer. */
+char *rv_device_uuid_text(const uint8_t uuid[RV_DEVICE_UUID_SIZE], char buffer[RV_DEVICE_UUID_TEXT]);
 
 #endif

@@ -10,6 +10,7 @@ import pytest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 from harness import devices, models, placement, procfs, protos  # noqa: E402,F401  (protos makes rpc_pb2 importable)
+from harness.device_standin import DeviceStandIn  # noqa: E402
 from harness.service import BUILD, FAULT_EXECUTOR, MAKE_MODEL, PROGRAM, THREE_TYPES, Service, become_subreaper  # noqa: E402
 
 become_subreaper()
@@ -196,3 +197,19 @@ def make_gate(tmp_path):
 @pytest.fixture
 def gate(make_gate):
     return make_gate()
+
+
+@pytest.fixture
+def standin(tmp_path):
+    """A script in place of resvisor-device, which says what a test wants it to say."""
+    return DeviceStandIn(tmp_path)
+
+
+@pytest.fixture
+def make_standin(make_service, standin):
+    """make_standin(**config): a service with the stand-in as its resvisor-device; not started."""
+
+    def make(name="service", **config):
+        return make_service(config, name=name, program=standin.program)
+
+    return make

@@ -24,7 +24,6 @@
 #include "rv_limits.h"
 
 #define RV_DEVICE_NAME_MAX 256
-#define RV_DEVICE_UUID_TEXT 41 /* "GPU-" and 36 characters, NUL */
 
 struct rv_cuda;        /* the driver, opened */
 struct rv_cuda_device; /* one device with its primary context retained */
@@ -35,8 +34,8 @@ struct rv_cuda_copier; /* pinned buffers and a stream */
 /*
  * Opens libcuda.so.1 and calls cuInit. -ENOENT = there is no driver library; -ENOSYS = it lacks functions (their names
  * are in err; a driver before 12.0 has no cuGetProcAddress_v2); -ENODEV = cuInit found no device or does not work
- * (err has its error, which is never DEVICE_LOST, and rv_cuda_last_error says NOT_INITIALIZED for what would be sticky in
- * a context); -EOPNOTSUPP = built without CUDA.
+ * (err has its error, which is never DEVICE_LOST, and rv_cuda_last_error says NOT_INITIALIZED for what would be sticky
+ * in a context); -EOPNOTSUPP = built without CUDA.
  *
  * The driver sees what CUDA_VISIBLE_DEVICES of this process names, in that order, up to its first wrong word; without
  * it, all devices, the fastest first. So an ordinal means nothing to another process: a uuid does. Signals are blocked
@@ -76,9 +75,6 @@ struct rv_cuda_info {
 };
 /* Facts of device 0 <= ordinal < count. Makes no context. */
 int rv_cuda_device_info(struct rv_cuda *cuda, uint32_t ordinal, struct rv_cuda_info *ret_info, struct rv_error *err);
-
-/* "GPU-xxxxxxxx-xxxx-…" as nvidia-smi writes it. Returns buffer. */
-char *rv_device_uuid_text(const uint8_t uuid[RV_DEVICE_UUID_SIZE], char buffer[RV_DEVICE_UUID_TEXT]);
 
 /*
  * The device of that uuid, with its primary context retained. -ENODEV (NO_SUCH_DEVICE) = this process does not see it

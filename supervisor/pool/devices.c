@@ -17,7 +17,6 @@
 #include "supervisor.h"
 
 #define ERROR(name) RESVISOR__V1__ERROR_CODE__ERROR_##name
-#define UUID_TEXT RV_DEVICE_UUID_TEXT
 #define BUDGET_PERCENT 90u /* of a device that the configuration does not name: the default of devices.NAME.budget */
 
 /* ---- names ------------------------------------------------------------------------------------------------------ */
@@ -35,31 +34,13 @@ int rv_devices_by_bytes(const struct rv_supervisor *s, const ProtobufCBinaryData
     return uuid->len == RV_DEVICE_UUID_SIZE ? rv_devices_by_uuid(s, uuid->data) : -1;
 }
 
-/* As nvidia-smi writes it. Like rv_device_uuid_text of rv_cuda.h, which is for programs that touch the driver. */
-static char *uuid_text(const uint8_t *uuid, char buffer[UUID_TEXT])
-{
-    static const char digits[] = "0123456789abcdef";
-    char *p = buffer;
-
-    memcpy(p, "GPU-", 4);
-    p += 4;
-    for (unsigned i = 0; i < RV_DEVICE_UUID_SIZE; i++) {
-        if (i == 4 || i == 6 || i == 8 || i == 10)
-            *p++ = '-';
-        *p++ = digits[uuid[i] >> 4];
-        *p++ = digits[uuid[i] & 15];
-    }
-    *p = '\0';
-    return buffer;
-}
-
 int rv_devices_by_name(const struct rv_supervisor *s, const char *name)
 {
     for (uint32_t i = 0; i < s->state.device_count; i++) {
-        char uuid[UUID_TEXT];
+        char uuid[RV_DEVICE_UUID_TEXT];
 
         if (strcmp(s->state.devices[i].name, name) == 0 ||
-            strcasecmp(uuid_text(s->state.devices[i].uuid, uuid), name) == 0)
+            strcasecmp(rv_device_uuid_text(s->state.devices[i].uuid, uuid), name) == 0)
             return (int)i;
     }
     return -1;
@@ -214,9 +195,9 @@ uint64_t rv_devices_allocatable(const struct rv_supervisor *s, int device, const
     d = &s->state.devices[device];
     held = rv_pool_device_bytes(s, device, &promised);
     budget = d->budget_bytes ? left_of(d->budget_bytes, held + promised) : UINT64_MAX;
-    /* A loader allocates all of its arena at once, so what is promised is in these numbers a moment later. In that moment
-     * two loads may both be let in. On memory of its own the driver then refuses one of them; where it is the machine's,
-     * running out takes all of the machine, so there the promise counts until the load has ended. */
+    /* A loader allocates all of its arena at once, so what is promised is in these numbers a moment later. In that
+     * moment two loads may both be let in. On memory of its own the driver then refuses one of them; where it is the
+     * machine's, running out takes all of the machine, so there the promise counts until the load has ended. */
     room = free_on(s, d, &source);
     if (d->unified)
         room = left_of(room, promised);
@@ -231,9 +212,9 @@ uint32_t rv_device_configured(const struct rv_supervisor *s, const struct rv_dev
 {
     uint32_t wish = RV_BACKEND_NONE, percent = BUDGET_PERCENT;
     uint64_t bytes = 0;
-    char uuid[UUID_TEXT];
+    char uuid[RV_DEVICE_UUID_TEXT];
 
-    (void)uuid_text(d->uuid, uuid);
+    (void)rv_device_uuid_text(d->uuid, uuid);
     for (uint32_t i = 0; i < s->config->device_count; i++) {
         const struct rv_config_device *c = &s->config->devices[i];
         const struct rv_backend *backend;
@@ -270,7 +251,7 @@ void rv_devices_fill(const struct rv_supervisor *s, int device, Rv__Device *ret_
 /* Everything that the rows point to, in one piece. */
 struct row {
     Resvisor__V1__DeviceStatus status;
-    char uuid[UUID_TEXT];
+    char uuid[RV_DEVICE_UUID_TEXT];
     Resvisor__V1__DeviceTest tests[RV_DEVICE_TESTS_MAX], *test_pointers[RV_DEVICE_TESTS_MAX];
     Resvisor__V1__DeviceAttribute attributes[RV_DEVICE_ATTRIBUTES_MAX], *attribute_pointers[RV_DEVICE_ATTRIBUTES_MAX];
     Resvisor__V1__DeviceProcess processes[RV_DEVICE_PROCESSES_MAX], *process_pointers[RV_DEVICE_PROCESSES_MAX];
@@ -335,7 +316,7 @@ static void fill_row(const struct rv_supervisor *s, uint32_t i, struct row *row)
 
     resvisor__v1__device_status__init(m);
     m->name = (char *)d->name;
-    m->uuid = uuid_text(d->uuid, row->uuid);
+    m->uuid = rv_device_uuid_text(d->uuid, row->uuid);
     m->product = (char *)d->product;
     m->state = (char *)rv_device_state_name(d->state);
     m->backend = d->backend ? (char *)rv_backend_by_id(d->backend)->name : (char *)"";

@@ -10,7 +10,6 @@ struct rv_device_search;
 struct rv_device_watch;
 struct rv_holder;
 
-#define RV_DEVICE_UUID_TEXT 41 /* "GPU-" and 36 characters, NUL; as in rv_cuda.h, which the supervisor does not use */
 #define RV_DEVICE_PROCESSES_MAX 64u /* of one device that are shown */
 
 struct rv_device_process {

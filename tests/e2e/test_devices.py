@@ -7,28 +7,13 @@ import pytest
 
 from harness import http, procfs
 from harness.control import Refused
-from harness.device_standin import DeviceStandIn, devices, request_test, wait_known, wait_state
+from harness.device_standin import devices, request_test, wait_known, wait_state
 from harness.jobs import Jobs
 from harness.protos import control_pb2, rpc_pb2
 from harness.service import ROOT
 
 GIB = 1 << 30
 UUID = "GPU-01010101-0101-0101-0101-010101010101"
-
-
-@pytest.fixture
-def standin(tmp_path):
-    return DeviceStandIn(tmp_path)
-
-
-@pytest.fixture
-def make_standin(make_service, standin):
-    """make_standin(**config): a service with the stand-in as its resvisor-device; not started."""
-
-    def make(name="service", **config):
-        return make_service(config, name=name, program=standin.program)
-
-    return make
 
 
 @pytest.mark.smoke

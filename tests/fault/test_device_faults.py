@@ -11,25 +11,12 @@ import pytest
 from harness import devices as gpus
 from harness import models, procfs
 from harness.control import Dropped
-from harness.device_standin import DeviceStandIn, devices, request_test, wait_known, wait_state
+from harness.device_standin import devices, request_test, wait_known, wait_state
 from harness.jobs import Jobs
 from harness.probe import digests, look, probe_type
 from harness.protos import control_pb2, rpc_pb2
 
 WAIT_S = 30
-
-
-@pytest.fixture
-def standin(tmp_path):
-    return DeviceStandIn(tmp_path)
-
-
-@pytest.fixture
-def make_standin(make_service, standin):
-    def make(name="service", **config):
-        return make_service(config, name=name, program=standin.program)
-
-    return make
 
 
 # ---- a self-test that lies, hangs or dies ----

@@ -1,6 +1,6 @@
 #include <stdio.h>
 
-#include "rv_cuda.h"
+#include "memory.h"
 
 char *rv_device_uuid_text(const uint8_t uuid[RV_DEVICE_UUID_SIZE], char buffer[RV_DEVICE_UUID_TEXT])
 {
